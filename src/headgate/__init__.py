@@ -1,0 +1,87 @@
+"""Durable, low-latency, fenced writes into columnar tables on object storage."""
+
+from headgate.config import ShardWriterConfig
+from headgate.errors import (
+    AlreadyExistsError,
+    BackpressureTimeoutError,
+    ClosedError,
+    CommitConflictError,
+    CorruptEntryError,
+    DataLossError,
+    FencedError,
+    HeadgateError,
+    InvalidInputError,
+    NotFoundError,
+    OutcomeUnknownError,
+    OutOfSequenceError,
+    SchemaMismatchError,
+    SnapshotExpiredError,
+    StoreError,
+    StoreUnavailableError,
+    TransactionConflictError,
+    UnsupportedFormatError,
+    UnsupportedStoreError,
+    WalHoleError,
+    WalStoreMismatchError,
+    WalTruncatedError,
+    WriterPoisonedError,
+)
+from headgate.life.status import ShardStatus, TableStatus
+from headgate.life.verify import Problem, VerifyReport
+from headgate.shard import Shard
+from headgate.sharding import bucket, identity, unsharded
+from headgate.table import Table, create_table, open_table
+from headgate.wal.ack import Ack, Receipt
+from headgate.wal.appender import WalAppender
+from headgate.wal.entry import Entry, Put
+from headgate.wal.tailer import WalTailer
+from headgate.writer import BackpressureStats, ShardWriter, WalStats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Ack",
+    "AlreadyExistsError",
+    "BackpressureStats",
+    "BackpressureTimeoutError",
+    "ClosedError",
+    "CommitConflictError",
+    "CorruptEntryError",
+    "DataLossError",
+    "Entry",
+    "FencedError",
+    "HeadgateError",
+    "InvalidInputError",
+    "NotFoundError",
+    "OutOfSequenceError",
+    "OutcomeUnknownError",
+    "Problem",
+    "Put",
+    "Receipt",
+    "SchemaMismatchError",
+    "Shard",
+    "ShardStatus",
+    "ShardWriter",
+    "ShardWriterConfig",
+    "SnapshotExpiredError",
+    "StoreError",
+    "StoreUnavailableError",
+    "Table",
+    "TableStatus",
+    "TransactionConflictError",
+    "UnsupportedFormatError",
+    "UnsupportedStoreError",
+    "VerifyReport",
+    "WalAppender",
+    "WalHoleError",
+    "WalStats",
+    "WalStoreMismatchError",
+    "WalTailer",
+    "WalTruncatedError",
+    "WriterPoisonedError",
+    "bucket",
+    "create_table",
+    "identity",
+    "open_table",
+    "unsharded",
+]

@@ -1,0 +1,1 @@
+"""The command-line interface. Knows the public API only."""

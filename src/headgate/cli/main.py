@@ -1,0 +1,5 @@
+"""The `headgate` command."""
+
+
+def main() -> None:
+    print("headgate")

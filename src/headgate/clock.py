@@ -1,0 +1,200 @@
+"""The Clock seam: time, threads and randomness.
+
+Owns: what the real ones are. Does not own: policy (who sleeps how long).
+Every wait, thread, lock and random number of the protocol comes from here, so a simulation
+that swaps the clock decides every interleaving and runs the code that users run.
+
+Rule for all code that uses it: no store operation while a lock is held. The simulation
+checks it.
+"""
+
+from __future__ import annotations
+
+import _thread
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Lock(Protocol):
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *exc: Any) -> Any: ...
+
+
+class Condition(Protocol):
+    """A condition over a lock; several may share one."""
+
+    def wait(self, timeout: float | None = None) -> bool: ...
+    def notify(self, n: int = 1) -> None: ...
+    def notify_all(self) -> None: ...
+
+
+class Gate(Protocol):
+    """Closed at first, opened once, for good. Cheaper than an event."""
+
+    def open(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
+class Thread(Protocol):
+    def join(self, timeout: float | None = None) -> None: ...
+    def is_alive(self) -> bool: ...
+
+
+class Clock(Protocol):
+    """Time, threads and randomness."""
+
+    def now(self) -> float:
+        """Seconds since 1970. May jump: nothing the protocol proves depends on it."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds from some point on; never backwards."""
+        ...
+
+    def sleep(self, seconds: float) -> None: ...
+    def lock(self) -> Lock: ...
+    def condition(self, lock: Lock) -> Condition: ...
+    def gate(self) -> Gate: ...
+
+    def spawn(self, run: Callable[[], None], *, name: str) -> Thread:
+        """Start ``run`` in a thread that does not keep the process alive."""
+        ...
+
+    def token(self) -> str:
+        """A fresh random name: 26 lower-case characters that sort by time (a ULID)."""
+        ...
+
+    def jitter(self) -> float:
+        """A random number in [0.5, 1.0)."""
+        ...
+
+
+class _LockGate:
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = _thread.allocate_lock()
+        self._lock.acquire()
+
+    def open(self) -> None:
+        try:
+            self._lock.release()
+        except RuntimeError:  # open already
+            return
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if self._lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            self._lock.release()  # pass it on to the next waiter
+            return True
+        return False
+
+
+_CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+def ulid(milliseconds: int, entropy: int) -> str:
+    """A ULID in lower case: 48 bits of time, then 80 bits of ``entropy``."""
+    value = ((milliseconds & (1 << 48) - 1) << 80) | entropy
+    return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
+
+
+class SystemClock:
+    """The real thing."""
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def lock(self) -> Lock:
+        return threading.Lock()
+
+    def condition(self, lock: Lock) -> Condition:
+        return threading.Condition(lock)  # type: ignore[arg-type]  # ours are threading locks
+
+    def gate(self) -> Gate:
+        return _LockGate()
+
+    def spawn(self, run: Callable[[], None], *, name: str) -> Thread:
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def token(self) -> str:
+        return ulid(int(time.time() * 1000), secrets.randbits(80))
+
+    def jitter(self) -> float:
+        return random.uniform(0.5, 1.0)
+
+
+SYSTEM_CLOCK = SystemClock()
+
+
+def map_ordered(
+    clock: Clock, work: Callable[[Item], Result], items: Sequence[Item], *, parallel: int, ahead: int | None = None
+) -> Iterator[Result]:
+    """``work`` of each item, in order, up to ``parallel`` at once and ``ahead`` results held.
+
+    An error is raised where its result would have stood. Leaving the iterator early stops the
+    threads after the item they are at.
+    """
+    parallel = min(parallel, len(items))
+    if parallel <= 1:
+        yield from map(work, items)
+        return
+    ahead = max(parallel, ahead or 2 * parallel)
+    lock = clock.lock()
+    changed = clock.condition(lock)
+    results: dict[int, tuple[Result | None, Exception | None]] = {}
+    taken = given = 0
+    stop = False
+
+    def run() -> None:
+        nonlocal taken
+        while True:
+            with lock:
+                while not stop and taken < len(items) and taken - given >= ahead:
+                    changed.wait()
+                if stop or taken >= len(items):
+                    return
+                number = taken
+                taken += 1
+            result: Result | None = None
+            failure: Exception | None = None
+            try:
+                result = work(items[number])
+            except Exception as error:  # a thread's end: stored, raised to the caller below
+                failure = error
+            with lock:
+                results[number] = (result, failure)
+                changed.notify_all()
+
+    threads = [clock.spawn(run, name=f"headgate-map-{i}") for i in range(parallel)]
+    try:
+        for number in range(len(items)):
+            with lock:
+                while number not in results:
+                    changed.wait()
+                result, failure = results.pop(number)
+                given = number + 1
+                changed.notify_all()
+            if failure is not None:
+                raise failure
+            yield result  # type: ignore[misc]  # no failure: there is a result
+    finally:
+        with lock:
+            stop = True
+            changed.notify_all()
+        for thread in threads:
+            thread.join()

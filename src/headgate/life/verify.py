@@ -1,0 +1,120 @@
+"""Is a shard what it says it is? Reads only, and names what is wrong where.
+
+Owns: the checks. Does not own: mending.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headgate.errors import HeadgateError
+from headgate.manifest import ChainPoint, ShardManifest
+from headgate.wal.entry import SEAL_BYTES
+from headgate.wal.log import ShardLog
+from headgate.wal.loss import evidence_of_loss
+from headgate.wal.marker import check_marker
+from headgate.wal.reader import ChainReader
+from headgate.wal.tip import locate
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong."""
+
+    shard: str
+    kind: str
+    object: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What was looked at, and what is wrong with it."""
+
+    ok: bool
+    problems: tuple[Problem, ...]
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, parts: Sequence[VerifyReport]) -> VerifyReport:
+        counts: Counter[str] = Counter()
+        for part in parts:
+            counts.update(part.counts)
+        problems = tuple(problem for part in parts for problem in part.problems)
+        return cls(not problems, problems, dict(counts))
+
+
+def verify_shard(log: ShardLog, *, deep: bool) -> VerifyReport:
+    """Check one shard's manifest, marker, chain and seals.
+
+    Shallow: from the cursor to the tip, every entry read and its checksum checked. ``deep``:
+    from the first entry that is left.
+    """
+    problems: list[Problem] = []
+    counts: Counter[str] = Counter(shards=1)
+    try:
+        manifest = log.manifests.load()
+        _verify_chain(log, manifest, deep, problems, counts)
+    except HeadgateError as error:
+        problems.append(_problem(log, error))
+    return VerifyReport(not problems, tuple(problems), dict(counts))
+
+
+def _verify_chain(log: ShardLog, manifest: ShardManifest, deep: bool, problems: list[Problem], counts: Counter[str]) -> None:
+    if not check_marker(log, manifest):
+        return  # clean, and the log is gone or was never begun: nothing in it is needed
+    space = log.space(manifest)
+    _verify_seals(log, manifest, problems, counts)
+    point = locate(manifest, manifest.wal_floor) if deep else manifest.cursor
+    reader = ChainReader(space, log.clock, eager=True)
+    try:
+        while True:
+            entry = reader.read(point)
+            if entry is None:
+                loss = evidence_of_loss(space, manifest, point)
+                if loss is None:
+                    break
+                if (entry := reader.fetch(point)) is None:
+                    manifest = log.manifests.load()
+                    if manifest.wal_floor > point.position:  # collected while we read
+                        point = locate(manifest, manifest.wal_floor)
+                        continue
+                    problems.append(_problem(log, loss))
+                    break
+            counts["seals" if entry.is_seal else "entries"] += 1
+            counts["rows"] += sum(put.rows.num_rows for put in entry.puts)
+            counts["bytes"] += entry.size_bytes
+            end = manifest.ends().end_of(point.epoch)
+            if entry.is_seal != (end == point.position) and end is not None:
+                what = "has a seal" if entry.is_seal else "goes on"
+                message = f"epoch {point.epoch} ended at {end} by the manifest, and {what} at {point.position}"
+                problems.append(Problem(log.shard, "ChainMismatch", space.key(*point), message))
+                break
+            point = point.past_seal() if entry.is_seal else point.past_data()
+    finally:
+        reader.close()
+
+
+def _verify_seals(log: ShardLog, manifest: ShardManifest, problems: list[Problem], counts: Counter[str]) -> None:
+    """Every seal still stands: life-cycle rules of a bucket that expire objects delete seals too."""
+    space = log.space(manifest)
+    present = {point for point, info in space.list_from(0) if info.size_bytes == SEAL_BYTES}
+    for seal in manifest.ends().ends():
+        if ChainPoint(*seal) not in present:
+            problems.append(
+                Problem(
+                    log.shard,
+                    "SealMissing",
+                    space.key(*seal),
+                    f"the seal that ended epoch {seal.epoch} is gone; a writer stalled since then could write again. "
+                    "Does a life-cycle rule expire objects in this bucket?",
+                )
+            )
+        else:
+            counts["seals_standing"] += 1
+
+
+def _problem(log: ShardLog, error: HeadgateError) -> Problem:
+    return Problem(log.shard, type(error).__name__, getattr(error, "object", ""), error.message)

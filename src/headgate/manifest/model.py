@@ -1,0 +1,224 @@
+"""What a shard's manifest says: the whole state of a shard in one small object.
+
+Owns: the fields, and the arithmetic over them (segments, holds). Does not own: how versions
+follow each other (chain), who may change what (fence, trim, collect …).
+
+Fields that this version does not know are kept and written back, at every level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from headgate.manifest.document import FORMAT_VERSION
+
+HISTORY_VERSIONS_MAX = 64
+
+
+class ChainPoint(NamedTuple):
+    """Where reading goes on: the first position not yet passed, and the epoch whose folder holds it."""
+
+    epoch: int
+    position: int
+
+    def past_data(self) -> ChainPoint:
+        return ChainPoint(self.epoch, self.position + 1)
+
+    def past_seal(self) -> ChainPoint:
+        return ChainPoint(self.epoch + 1, self.position + 1)
+
+
+FIRST_POINT = ChainPoint(1, 0)
+
+
+class Record(BaseModel):
+    """Immutable; unknown fields survive a round trip."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    def but(self, **changes: Any) -> Self:
+        """A copy with some fields changed."""
+        return self.model_copy(update=changes)
+
+
+class Manifest(Record):
+    """What every chain of versions has: its own number and id, and the ids before it."""
+
+    format_version: int = FORMAT_VERSION
+    version: int = Field(ge=0)
+    id: str
+    history: tuple[str, ...] = ()
+    """Ids of the versions right before this one, oldest first, at most 64."""
+
+
+class Segment(NamedTuple):
+    """``epochs`` epochs from ``epoch`` on, the first sealed at ``end``, each next one at the next position.
+
+    Idle reopens seal one position after another, so any number of them is one row.
+    """
+
+    epoch: int
+    end: int
+    epochs: int = 1
+
+
+class Segments:
+    """Where each finished epoch ended: the position of the seal that ended it."""
+
+    def __init__(self, rows: Iterable[Segment] = ()) -> None:
+        self.rows = tuple(Segment(*row) for row in rows)
+
+    def adding(self, ends: dict[int, int]) -> Segments:
+        """These and further ones; one that is there already must agree."""
+        rows = list(self.rows)
+        for epoch, end in sorted(ends.items()):
+            known = Segments(rows).end_of(epoch)
+            if known is not None:
+                assert known == end, f"epoch {epoch} ended at {known}, not at {end}"
+                continue
+            last = rows[-1] if rows else None
+            assert last is None or epoch >= last.epoch + last.epochs, "epochs end in order"
+            if last is not None and epoch == last.epoch + last.epochs and end == last.end + last.epochs:
+                rows[-1] = last._replace(epochs=last.epochs + 1)
+            else:
+                rows.append(Segment(epoch, end))
+        return Segments(rows)
+
+    def end_of(self, epoch: int) -> int | None:
+        """Where the epoch was sealed, if that is known."""
+        for row in reversed(self.rows):
+            if row.epoch <= epoch < row.epoch + row.epochs:
+                return row.end + epoch - row.epoch
+            if row.epoch < epoch:
+                return None
+        return None
+
+    def ends(self) -> Iterable[ChainPoint]:
+        """Every seal, oldest first."""
+        for row in self.rows:
+            for i in range(row.epochs):
+                yield ChainPoint(row.epoch + i, row.end + i)
+
+    def locate(self, position: int, first: ChainPoint = FIRST_POINT) -> ChainPoint:
+        """A point of the chain at ``position``, or the last one known before it.
+
+        ``first`` is a point known to be on the chain; positions before it are its own concern.
+        """
+        point = first
+        for row in self.rows:
+            if row.epoch + row.epochs - 1 < point.epoch:
+                continue
+            if position <= row.end:
+                return point._replace(position=max(position, point.position))
+            inside = min(position - row.end, row.epochs)
+            point = ChainPoint(row.epoch + inside, row.end + inside)
+            if inside < row.epochs:
+                return point
+        return point
+
+
+class WalState(Record):
+    """Which WAL this shard writes, and whether nothing in it is needed."""
+
+    id: str
+    uri: str | None = None
+    """Where a separate WAL store is, for people and as a default; None: beside the table."""
+    clean_at: int | None = None
+    """The tip, when every row before it is in runs and nothing was in flight; else None."""
+
+
+class Owner(Record):
+    """Who holds the epoch. For people; the epoch alone decides."""
+
+    writer: str
+    claimed_at: float
+
+
+class ProducerMark(Record):
+    """The highest sequence accepted from a producer, and the entry it went into."""
+
+    sequence: int
+    epoch: int
+    position: int
+    time: float
+
+
+class Hold(Record):
+    """Something that needs the WAL from ``position`` on: a consumer or a checkpoint."""
+
+    position: int
+
+
+class ShardManifest(Manifest):
+    """The state of one shard."""
+
+    table_id: str
+    shard: str
+    state: Literal["active", "splitting", "retired", "dropped"] = "active"
+    epoch: int = Field(default=0, ge=0)
+    owner: Owner | None = None
+    cursor: ChainPoint = FIRST_POINT
+    segments: tuple[Segment, ...] = ()
+    wal: WalState
+    wal_position_last_seen: int = -1
+    """The highest position known to have been acknowledged when this was written."""
+    wal_floor: int = 0
+    """Data entries below this position may have been collected."""
+    resume: ChainPoint | None = None
+    """WAL-only mode: the chain is known whole up to here, with ``producers`` as of then."""
+    producers: dict[str, ProducerMark] = {}
+    consumers: dict[str, Hold] = {}
+    checkpoints: dict[str, Hold] = {}
+    next_generation: int = 1
+
+    def walk_from(self, *, replay: bool) -> ChainPoint:
+        """Where a claimant starts: the cursor if rows are replayed, else as late as is known to be safe."""
+        if replay or self.resume is None or self.resume.position < self.cursor.position:
+            return self.cursor
+        return self.resume
+
+    def ends(self) -> Segments:
+        return Segments(self.segments)
+
+    def hold_position(self) -> int:
+        """No data entry at or above this position may be collected."""
+        holds = [self.cursor.position]
+        holds += [hold.position for hold in self.consumers.values()]
+        holds += [hold.position for hold in self.checkpoints.values()]
+        return min(holds)
+
+
+class ShardingRule(Record):
+    """How rows find their shard."""
+
+    kind: Literal["unsharded", "bucket", "identity"] = "unsharded"
+    column: str | None = None
+    buckets: int = 1
+
+
+class TableManifest(Manifest):
+    """What a table is. Created first: once it stands, the table exists."""
+
+    table_id: str
+    arrow_schema: str
+    """The Arrow schema as an IPC message, base64."""
+    key: tuple[str, ...] = ()
+    sharding: ShardingRule = ShardingRule()
+    shards: tuple[str, ...]
+    wal_id: str
+    wal_uri: str | None = None
+    state: Literal["creating", "active", "dropped"] = "creating"
+    """A table is being created until the manifests of all its shards stand; whoever opens it finishes that."""
+    created_at: float = 0.0
+
+
+class WalMarker(Record):
+    """Stands in a WAL store and says whose it is."""
+
+    format_version: int = FORMAT_VERSION
+    wal_id: str
+    table_id: str
+    shard: str

@@ -1,0 +1,223 @@
+"""What rows may look like: the table's schema, and the check of every batch against it.
+
+Owns: refusing, before the WAL sees it, whatever replay or Lance could not take back.
+Does not own: which shard a row goes to (sharding).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as types
+
+from headgate.errors import InvalidInputError, SchemaMismatchError
+
+RESERVED = frozenset(
+    {
+        "_op", "_epoch", "_position", "_load", "_time", "_rowid", "_rowaddr", "_rowoffset", "_distance", "_score",
+        "_relevance_score", "_row_created_at_version", "_row_last_updated_at_version",
+    }
+)  # fmt: skip
+RESERVED_PREFIX = "__headgate"
+
+_KEY_TYPES = (
+    types.is_integer, types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_fixed_size_binary,
+    types.is_date, types.is_timestamp, types.is_boolean, types.is_decimal128,
+)  # fmt: skip
+_PLAIN_TYPES = (
+    types.is_boolean, types.is_integer, types.is_floating, types.is_decimal128, types.is_decimal256, types.is_date, types.is_time,
+    types.is_timestamp, types.is_duration, types.is_string, types.is_large_string, types.is_binary, types.is_large_binary,
+    types.is_fixed_size_binary, types.is_null,
+)  # fmt: skip
+_TEXT = (types.is_string, types.is_large_string, types.is_string_view)
+_BYTES = (types.is_binary, types.is_large_binary, types.is_binary_view)
+
+
+def encode_schema(schema: pa.Schema) -> str:
+    return base64.b64encode(schema.serialize()).decode()
+
+
+def decode_schema(text: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    if types.is_string_view(kind):
+        return pa.string()
+    if types.is_binary_view(kind):
+        return pa.binary()
+    return kind
+
+
+def check_schema(schema: pa.Schema, key: str | Sequence[str] | None) -> tuple[pa.Schema, tuple[str, ...]]:
+    """The schema and key that a table gets, views normalised.
+
+    Raises:
+        InvalidInputError: something in it could not be stored, read back or told apart.
+    """
+    if not isinstance(schema, pa.Schema):
+        raise InvalidInputError(
+            f"the schema is a {type(schema).__name__}", hint="pass a pyarrow.Schema, e.g. pa.schema([('id', pa.int64())])"
+        )
+    if len(schema) == 0:
+        raise InvalidInputError("the schema has no columns", hint="a table needs at least one")
+    seen: dict[str, str] = {}
+    fields = []
+    for column in schema:
+        name = column.name
+        if not name or "." in name or "\0" in name or name != name.strip():
+            raise InvalidInputError(f"a column is called {name!r}", hint="names are not empty and have no dots, NULs or outer spaces")
+        if name in RESERVED or name.startswith(RESERVED_PREFIX):
+            raise InvalidInputError(f"the column name {name!r} is reserved", hint=f"rename it; reserved are {', '.join(sorted(RESERVED))}")
+        if name.casefold() in seen:
+            raise InvalidInputError(
+                f"columns {seen[name.casefold()]!r} and {name!r} differ in case only",
+                hint="rename one: SQL and Spark cannot tell them apart",
+            )
+        seen[name.casefold()] = name
+        kind = _without_views(column.type)
+        _check_type(name, kind)
+        fields.append(pa.field(name, kind, column.nullable, column.metadata))
+    names = (key,) if isinstance(key, str) else tuple(key or ())
+    checked = pa.schema(fields)
+    for name in names:
+        if name not in checked.names:
+            raise InvalidInputError(f"the key column {name!r} is not in the schema", hint=f"columns are {', '.join(checked.names)}")
+        kind = checked.field(name).type
+        if not any(check(kind) for check in _KEY_TYPES):
+            raise InvalidInputError(
+                f"the key column {name!r} has type {kind}",
+                hint="keys are integers, strings, binary, booleans, dates, timestamps or decimals",
+            )
+    if len(set(names)) != len(names):
+        raise InvalidInputError(f"the key names a column twice: {', '.join(names)}", hint="name each once")
+    return checked, names
+
+
+def _check_type(name: str, kind: pa.DataType) -> None:
+    if any(check(kind) for check in _PLAIN_TYPES):
+        return
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        _check_type(name, kind.value_type)
+        return
+    if types.is_struct(kind) and kind.num_fields:
+        for i in range(kind.num_fields):
+            _check_type(f"{name}.{kind.field(i).name}", kind.field(i).type)
+        return
+    hint = "decode it to its values first" if types.is_dictionary(kind) else "use plain types, lists, fixed-size lists or structs"
+    raise InvalidInputError(f"the column {name!r} has type {kind}, which cannot be stored", hint=hint)
+
+
+class RowRules:
+    """Turns what a user puts into one batch that the log can take, or refuses it."""
+
+    def __init__(self, schema: pa.Schema, key: tuple[str, ...]) -> None:
+        self.schema, self.key = schema, key
+        # In the log deletes share a stream with upserts: nulls stand where a delete has no value.
+        self.log_schema = pa.schema([f if f.name in key else f.with_nullable(True) for f in schema]).remove_metadata()
+        self.key_schema = pa.schema([schema.field(name) for name in key]).remove_metadata()
+        self._required = [schema.names.index(f.name) for f in schema if not f.nullable or f.name in key]
+
+    def upsert(self, data: Any) -> pa.RecordBatch:
+        """One batch with the log's schema.
+
+        Raises:
+            SchemaMismatchError: columns, order or types differ from the table's.
+            InvalidInputError: no rows, or nulls where there may be none.
+        """
+        rows = data if type(data) is pa.RecordBatch else _one_batch(data, self.schema)
+        if not rows.schema.equals(self.log_schema):
+            rows = _fitted(rows, self.log_schema, "the table")
+        if rows.num_rows == 0:
+            raise InvalidInputError("the batch has no rows", hint="put only batches with rows")
+        for index in self._required:
+            if rows.column(index).null_count:
+                raise self._null(self.schema.field(index).name)
+        return rows
+
+    def delete(self, data: Any) -> pa.RecordBatch:
+        """The key columns of what is to be deleted."""
+        if not self.key:
+            raise InvalidInputError("the table has no key, so nothing can be deleted by key", hint="append-only tables keep every row")
+        rows = data if type(data) is pa.RecordBatch else _one_batch(data, self.key_schema)
+        missing = [name for name in self.key if name not in rows.schema.names]
+        if missing:
+            raise SchemaMismatchError(f"the key column {missing[0]!r} is missing", hint=f"pass the key columns: {', '.join(self.key)}")
+        rows = _fitted(rows.select(list(self.key)), self.key_schema, "the key")
+        if rows.num_rows == 0:
+            raise InvalidInputError("the batch has no rows", hint="delete at least one key")
+        for name in self.key:
+            if rows.column(name).null_count:
+                raise self._null(name)
+        return rows
+
+    def _null(self, name: str) -> InvalidInputError:
+        what = "the key column" if name in self.key else "the column"
+        return InvalidInputError(f"{what} {name!r} has nulls", hint="drop those rows, or give them a value")
+
+
+def _one_batch(data: Any, schema: pa.Schema) -> pa.RecordBatch:
+    """Anything that holds rows, as one batch: a put is atomic, so it is never cut."""
+    try:
+        if isinstance(data, pa.RecordBatch):
+            return data
+        if isinstance(data, pa.Table):
+            table = data
+        elif isinstance(data, list | tuple) and all(isinstance(row, Mapping) for row in data):
+            unknown = sorted({str(name) for row in data for name in row} - set(schema.names))
+            if unknown:
+                raise SchemaMismatchError(
+                    f"the rows have a column {unknown[0]!r} that the table has not", hint=f"columns are {', '.join(schema.names)}"
+                )
+            table = pa.Table.from_pylist([dict(row) for row in data], schema=schema)
+        elif hasattr(data, "__arrow_c_array__") and not hasattr(data, "__arrow_c_stream__"):
+            return pa.record_batch(data)
+        elif hasattr(data, "__arrow_c_stream__"):
+            table = pa.table(data)
+        else:
+            raise InvalidInputError(
+                f"a {type(data).__name__} holds no rows that can be put",
+                hint="pass a pyarrow RecordBatch or Table, a pandas or polars DataFrame, or a list of dicts",
+            )
+    except (pa.ArrowException, TypeError) as error:
+        raise SchemaMismatchError(f"the rows cannot be read as the table's: {error}", hint=f"the schema is {_spelled(schema)}") from error
+    batches = table.combine_chunks().to_batches()
+    if not batches:
+        return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in table.schema], schema=table.schema)
+    if len(batches) > 1:
+        raise InvalidInputError(f"{table.num_rows} rows do not fit into one batch", hint="put fewer rows at a time")
+    return batches[0]
+
+
+def _fitted(rows: pa.RecordBatch, schema: pa.Schema, whose: str) -> pa.RecordBatch:
+    """The same rows with exactly ``schema``, if only the layout of text or bytes differs."""
+    if rows.schema.names != schema.names:
+        missing = [name for name in schema.names if name not in rows.schema.names]
+        extra = [name for name in rows.schema.names if name not in schema.names]
+        if missing:
+            what = f"the column {missing[0]!r} is missing"
+        elif extra:
+            what = f"the column {extra[0]!r} is not one of {whose}'s"
+        else:
+            what = f"the columns come in another order: {', '.join(rows.schema.names)}"
+        raise SchemaMismatchError(what, hint=f"{whose} has {', '.join(schema.names)}; see pa.Table.select")
+    columns = []
+    for column, field in zip(rows.columns, schema, strict=True):
+        if column.type.equals(field.type):
+            columns.append(column)
+            continue
+        same_kind = any(all(any(c(t) for c in kinds) for t in (column.type, field.type)) for kinds in (_TEXT, _BYTES))
+        if not same_kind:
+            raise SchemaMismatchError(
+                f"the column {field.name!r} has type {column.type}, and {whose} has {field.type}",
+                hint="cast it first, e.g. table.cast(schema)",
+            )
+        columns.append(column.cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _spelled(schema: pa.Schema) -> str:
+    return ", ".join(f"{f.name} {f.type}" for f in schema)

@@ -1,0 +1,99 @@
+"""A shard: the unit of everything. One log, one chain of manifests, one live writer.
+
+Owns: the handle. It holds no connection and no state, and pickles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import pyarrow as pa
+
+from headgate.clock import SYSTEM_CLOCK, Clock
+from headgate.config import ShardWriterConfig
+from headgate.manifest import ManifestChain, ShardManifest
+from headgate.schema import RowRules
+from headgate.store import Location, RetryingStore, Store
+from headgate.wal.entry import Entry
+from headgate.wal.log import ShardLog
+from headgate.wal.tailer import WalTailer
+from headgate.writer import ShardWriter
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a table and its WAL are, and how to open them."""
+
+    table: Location
+    wal: Location | None = None
+    clock: Clock = field(default=SYSTEM_CLOCK, repr=False, compare=False)
+
+    def table_store(self, *, fsync: bool = True) -> Store:
+        return RetryingStore(self.table.open(fsync=fsync), self.clock)
+
+    def wal_store(self, *, fsync: bool = True) -> Store:
+        return RetryingStore((self.wal or self.table).open(fsync=fsync), self.clock)
+
+    @property
+    def wal_uri(self) -> str | None:
+        """None when the WAL is beside the table."""
+        return None if self.wal is None or self.wal.uri == self.table.uri else self.wal.uri
+
+    def manifests(self, store: Store, shard: str, table_id: str) -> ManifestChain[ShardManifest]:
+        return ManifestChain(store, f"shards/{shard}-{table_id}/manifest/", ShardManifest, self.clock)
+
+    def open_log(self, shard: str, table_id: str, *, fsync: bool = True) -> ShardLog:
+        manifests = self.manifests(self.table_store(fsync=fsync), shard, table_id)
+        return ShardLog(table_id, shard, manifests, self.wal_store(fsync=fsync), self.wal_uri, self.clock)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard of a table. ``id`` is "0000", "0001", …"""
+
+    id: str
+    table_id: str
+    places: Places
+    schema: pa.Schema = field(repr=False)
+    key: tuple[str, ...] = ()
+
+    @cached_property
+    def rules(self) -> RowRules:
+        return RowRules(self.schema, self.key)
+
+    @cached_property
+    def log(self) -> ShardLog:
+        return self.places.open_log(self.id, self.table_id)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("rules", "log")}
+
+    def writer(self, config: ShardWriterConfig | None = None) -> ShardWriter:
+        """Claim the shard for writing. This writes, and fences whoever wrote before.
+
+        Everything that can fail for a local reason is checked first, so a refused call leaves
+        the incumbent alone.
+        """
+        config = config or ShardWriterConfig()
+        log = self.log if config.fsync else self.places.open_log(self.id, self.table_id, fsync=False)
+        return ShardWriter(log, self.rules, config)
+
+    def tail(self, start: int | None = None, follow: bool = True) -> Iterator[Entry]:
+        """The log's entries, from a position on; with ``follow`` it waits at the tip for more."""
+        return WalTailer(self).read(start, follow)
+
+    def outcome(self, epoch: int, position: int | None) -> Literal["durable", "void", "unknown"]:
+        """What became of a put that ended in a FencedError: its ``epoch`` and ``position``.
+
+        "durable": it is in the log. "void": it never happened. "unknown": the successor has not
+        finished taking over; ask again.
+        """
+        if position is None:
+            return "void"  # it was still queued: nothing was ever sent
+        end = self.log.manifests.load().ends().end_of(epoch)
+        if end is None:
+            return "unknown"
+        return "durable" if position < end else "void"

@@ -1,0 +1,246 @@
+"""A store on a local disk: atomic create, and fsync that means it.
+
+Owns: file, folder and new folders durable before create returns. Does not own: retries; a
+failed fsync is never retried, because the kernel may have dropped the dirty pages and would
+then report success for bytes that are not there.
+
+A create writes a hidden file beside its place, syncs it, links it to its name (the link
+fails if the name is taken, so the object appears whole or not at all), removes the hidden
+name, and syncs the folder. What a reader sees is therefore always a whole, synced file; only
+its folder's entry may still be unsynced, which ``settle`` mends for those who build on it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import count
+
+from headgate.errors import (
+    DeleteIncompleteError,
+    ObjectExistsError,
+    ObjectMissingError,
+    StoreError,
+    StoreSyncError,
+    StoreUnavailableError,
+)
+from headgate.store.base import Data, ObjectInfo, Store
+
+_HIDDEN = ".new-"
+_TRANSIENT = {
+    errno.EINTR,
+    errno.EAGAIN,
+    errno.EBUSY,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.ETIMEDOUT,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ESTALE,
+}
+_numbers = count()
+_salts: dict[int, str] = {}
+
+
+def _salt() -> str:
+    """Random, one per process: a forked child must not share its parent's hidden names."""
+    pid = os.getpid()
+    return _salts.get(pid) or _salts.setdefault(pid, secrets.token_hex(6))
+
+
+class LocalStore(Store):
+    """Files below a folder. ``fsync=False`` trades power-loss safety for speed."""
+
+    def __init__(self, root: str, *, fsync: bool = True) -> None:
+        self._root = os.path.abspath(root)
+        self._fsync = fsync
+        self._made_folders: set[str] = set()
+
+    @property
+    def uri(self) -> str:
+        return self._root
+
+    def __getstate__(self) -> tuple[str, bool]:
+        return self._root, self._fsync
+
+    def __setstate__(self, state: tuple[str, bool]) -> None:
+        self.__init__(state[0], fsync=state[1])  # type: ignore[misc]
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}"
+
+    def create(self, key: str, data: Data) -> None:
+        path = f"{self._root}/{key}"
+        folder, name = path.rsplit("/", 1)
+        if folder not in self._made_folders:
+            self._make_folder(folder)
+        hidden = f"{folder}/{_HIDDEN}{name}-{_salt()}-{next(_numbers)}"
+        try:
+            try:
+                self._write(hidden, data)
+            except FileNotFoundError:  # somebody removed the folder since we made it
+                self._made_folders.clear()
+                self._make_folder(folder)
+                self._write(hidden, data)
+            os.link(hidden, path)
+        except FileExistsError:
+            raise ObjectExistsError(f"{key} exists", object=key) from None
+        except OSError as error:
+            raise _store_error("create", key, error) from error
+        finally:
+            with suppress(OSError):
+                os.unlink(hidden)
+        if self._fsync:
+            self._sync_folder(folder)
+
+    def _write(self, path: str, data: Data) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            written, rest = 0, memoryview(data)
+            while written < rest.nbytes:
+                written += os.write(descriptor, rest[written:] if written else rest)
+            if self._fsync:
+                _sync(descriptor, path)
+        finally:
+            os.close(descriptor)
+
+    def _make_folder(self, folder: str) -> None:
+        """Make a folder and those above it, and sync each into its parent.
+
+        Another process may have made them and not synced yet, so the first use of a folder by
+        this store syncs all that lead to it, whoever made them.
+        """
+        new: set[str] = set()
+        probe = folder
+        while not os.path.isdir(probe) and os.path.dirname(probe) != probe:
+            new.add(probe)
+            probe = os.path.dirname(probe)
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise _store_error("create folder", folder, error) from error
+        above = folder
+        while self._fsync and (above in new or above.startswith(self._root)):
+            above = os.path.dirname(above)
+            self._sync_folder(above)
+        self._made_folders.add(folder)
+
+    def _sync_folder(self, folder: str) -> None:
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise _store_error("open folder", folder, error) from error
+        try:
+            _sync(descriptor, folder)
+        finally:
+            os.close(descriptor)
+
+    def settle(self, prefix: str) -> None:
+        folder = self._path(prefix.rstrip("/")).rstrip("/")
+        if not self._fsync or not os.path.isdir(folder):
+            return
+        self._make_folder(folder)
+        self._sync_folder(folder)
+
+    def get(self, key: str) -> memoryview:
+        try:
+            with open(self._path(key), "rb", buffering=0) as file:
+                return memoryview(file.readall())
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise ObjectMissingError(f"{key} does not exist", object=key) from None
+        except OSError as error:
+            raise _store_error("read", key, error) from error
+
+    def get_range(self, key: str, start: int, length: int) -> memoryview:
+        try:
+            descriptor = os.open(self._path(key), os.O_RDONLY)
+            try:
+                return memoryview(os.pread(descriptor, length, start))
+            finally:
+                os.close(descriptor)
+        except (FileNotFoundError, NotADirectoryError):
+            raise ObjectMissingError(f"{key} does not exist", object=key) from None
+        except OSError as error:
+            raise _store_error("read", key, error) from error
+
+    def head(self, key: str) -> ObjectInfo:
+        try:
+            status = os.stat(self._path(key))
+        except (FileNotFoundError, NotADirectoryError):
+            raise ObjectMissingError(f"{key} does not exist", object=key) from None
+        except OSError as error:
+            raise _store_error("look at", key, error) from error
+        return ObjectInfo(key, status.st_size, status.st_mtime)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        try:
+            yield from self._walk(prefix, start_after)
+        except OSError as error:
+            raise _store_error("list", prefix, error) from error
+
+    def _walk(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+        """Depth first, in order of keys. A folder sorts by its name with the slash."""
+        try:
+            with os.scandir(self._path(prefix).rstrip("/") or "/") as entries:
+                rows = sorted(
+                    (entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name, entry)
+                    for entry in entries
+                    if not entry.name.startswith(_HIDDEN)
+                )
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        first = 0
+        if start_after.startswith(prefix):
+            # Skip what sorts at or before start_after, but not the folder that leads to it.
+            rest = start_after[len(prefix) :]
+            first = bisect_right(rows, rest, key=lambda row: row[0])
+            if "/" in rest:
+                lead = rest.split("/", 1)[0] + "/"
+                while first > 0 and rows[first - 1][0] >= lead:
+                    first -= 1
+        elif start_after > prefix:
+            return
+        for name, entry in rows[first:]:
+            key = prefix + name
+            if name.endswith("/"):
+                yield from self._walk(key, start_after)
+                continue
+            if key <= start_after:
+                continue
+            try:
+                status = entry.stat()
+            except FileNotFoundError:  # deleted since
+                continue
+            yield ObjectInfo(key, status.st_size, status.st_mtime)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        failed: dict[str, OSError] = {}
+        for key in keys:
+            try:
+                os.unlink(self._path(key))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                failed[key] = error
+        if failed:
+            raise DeleteIncompleteError(list(failed), next(iter(failed.values())))
+
+
+def _sync(descriptor: int, name: str) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise StoreSyncError(
+            f"fsync of {name} failed: {error.strerror}", object=name, hint="check the disk, then reopen the writer"
+        ) from error
+
+
+def _store_error(verb: str, name: str, error: OSError) -> StoreError:
+    if error.errno in _TRANSIENT:
+        return StoreUnavailableError(f"cannot {verb} {name}: {error.strerror}", object=name)
+    return StoreError(f"cannot {verb} {name}: {error.strerror}", object=name, hint="check the path, its permissions and the disk")

@@ -1,0 +1,69 @@
+"""Does this store do what the protocol needs? Asked once, before anything depends on it.
+
+A store that lets a second create through would let two writers acknowledge at the same
+position; one whose listings lag would hide a successor. Better refused than believed.
+"""
+
+from __future__ import annotations
+
+from headgate.clock import Clock
+from headgate.errors import HeadgateError, ObjectExistsError, ObjectMissingError, StoreUnavailableError, UnsupportedStoreError
+from headgate.store.base import Store
+from headgate.store.retry import RetryPolicy
+
+_FOLDER = "probe/"
+
+
+def probe(store: Store, clock: Clock) -> None:
+    """Create twice, read, list, delete, under a random name.
+
+    Raises:
+        UnsupportedStoreError: the store ignores create-if-absent, or does not show what was written.
+    """
+    key = f"{_FOLDER}{clock.token()}"
+    body = key.encode()
+    try:
+        _create_for_sure(store, key, body, clock)
+        try:
+            store.create(key, b"second")
+        except ObjectExistsError:
+            pass
+        else:
+            raise _refused(store, "a second create of the same name succeeded")
+        if bytes(store.get(key)) != body:
+            raise _refused(store, "an object read back is not what was written")
+        if store.head(key).size_bytes != len(body):
+            raise _refused(store, "an object has another size than what was written")
+        if key not in [info.key for info in store.list(_FOLDER)]:
+            raise _refused(store, "a listing does not show an object written before it")
+        if key in [info.key for info in store.list(_FOLDER, start_after=key)]:
+            raise _refused(store, "a listing ignores where it should start")
+    except ObjectMissingError:
+        raise _refused(store, "an object is missing right after it was written") from None
+    finally:
+        try:
+            store.delete([key])
+        except HeadgateError:  # a leftover of 40 bytes; what went wrong before matters more
+            pass
+
+
+def _create_for_sure(store: Store, key: str, body: bytes, clock: Clock) -> None:
+    policy = RetryPolicy()
+    for attempt in range(policy.retries + 1):
+        try:
+            store.create(key, body)
+            return
+        except ObjectExistsError:
+            return  # our own, after a lost reply: the name is random
+        except StoreUnavailableError:
+            if attempt == policy.retries:
+                raise
+            clock.sleep(policy.delay(attempt, clock))
+
+
+def _refused(store: Store, why: str) -> UnsupportedStoreError:
+    return UnsupportedStoreError(
+        f"{store.uri} cannot hold a table: {why}",
+        hint="Headgate needs conditional creates (If-None-Match: *) and listings that see what was written; "
+        "for S3-compatible stores check the server's version and the option aws_conditional_put",
+    )

@@ -1,0 +1,89 @@
+"""Bounded retries for reads, listings and deletions.
+
+Owns: how often and how long. Does not own: creates, whose outcome must be read (exact).
+NotFound is an answer, not a failure: it is never retried here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from headgate.clock import Clock
+from headgate.errors import DeleteIncompleteError, StoreUnavailableError
+from headgate.store.base import Data, ObjectInfo, Store
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """``retries`` after the first try, the wait doubling from ``base_delay`` to ``max_delay`` seconds, with jitter."""
+
+    retries: int = 4
+    base_delay: float = 0.05
+    max_delay: float = 2.0
+
+    def delay(self, attempt: int, clock: Clock) -> float:
+        """How long to wait after failed attempt number ``attempt``, from 0."""
+        return min(self.max_delay, self.base_delay * (1 << min(attempt, 20))) * clock.jitter()
+
+
+class RetryingStore(Store):
+    """Another store, with transient failures of everything but create tried again."""
+
+    def __init__(self, inner: Store, clock: Clock, policy: RetryPolicy | None = None) -> None:
+        self.inner, self._clock, self._policy = inner, clock, policy or RetryPolicy()
+
+    @property
+    def uri(self) -> str:
+        return self.inner.uri
+
+    def _again(self, call: Callable[[], Result]) -> Result:
+        for attempt in range(self._policy.retries):
+            try:
+                return call()
+            except StoreUnavailableError:
+                self._clock.sleep(self._policy.delay(attempt, self._clock))
+        return call()
+
+    def create(self, key: str, data: Data) -> None:
+        self.inner.create(key, data)
+
+    def get(self, key: str) -> memoryview:
+        return self._again(lambda: self.inner.get(key))
+
+    def get_range(self, key: str, start: int, length: int) -> memoryview:
+        return self._again(lambda: self.inner.get_range(key, start, length))
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._again(lambda: self.inner.head(key))
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        attempt = 0
+        while True:
+            try:
+                for info in self.inner.list(prefix, start_after=start_after):
+                    yield info
+                    start_after, attempt = info.key, 0
+                return
+            except StoreUnavailableError:
+                if attempt >= self._policy.retries:
+                    raise
+                self._clock.sleep(self._policy.delay(attempt, self._clock))
+                attempt += 1
+
+    def delete(self, keys: Sequence[str]) -> None:
+        left = list(keys)
+        for attempt in range(self._policy.retries):
+            try:
+                self.inner.delete(left)
+                return
+            except StoreUnavailableError as error:
+                left = error.keys if isinstance(error, DeleteIncompleteError) else left
+                self._clock.sleep(self._policy.delay(attempt, self._clock))
+        self.inner.delete(left)
+
+    def settle(self, prefix: str) -> None:
+        self.inner.settle(prefix)

@@ -1,0 +1,134 @@
+"""Acknowledgements: what ``put`` returns, and what it becomes.
+
+Owns: waiting, from threads and from coroutines. Does not own: when a put is durable (pipeline).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any
+
+from headgate.clock import Clock
+from headgate.errors import HeadgateError
+
+
+class Receipt(Mapping[str, tuple[int, int]]):
+    """Where a put went: shard -> (epoch, position).
+
+    ``duplicate`` is True when a producer's sequence had been accepted before: then the first
+    copy is where it says, or before.
+    """
+
+    __slots__ = ("_places", "duplicate")
+
+    def __init__(self, places: Mapping[str, tuple[int, int]], *, duplicate: bool = False) -> None:
+        self._places = dict(places)
+        self.duplicate = duplicate
+
+    def __getitem__(self, shard: str) -> tuple[int, int]:
+        return self._places[shard]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __repr__(self) -> str:
+        places = ", ".join(f"{shard}: epoch {epoch} position {position}" for shard, (epoch, position) in self._places.items())
+        return f"Receipt({places}{', duplicate' if self.duplicate else ''})"
+
+
+class Ack:
+    """A put that will be durable, is, or failed. ``wait`` for it, or ``await`` it.
+
+    Giving up waiting changes nothing: the put goes on, and is applied once or not at all.
+    """
+
+    __slots__ = ("_callbacks", "_done", "_duplicate", "_error", "_gate", "_place")
+
+    def __init__(self, clock: Clock) -> None:
+        self._gate = clock.gate()
+        self._done = False
+        self._error: HeadgateError | None = None
+        self._place: tuple[str, int, int] | None = None
+        self._duplicate = False
+        self._callbacks: list[Callable[[], None]] | None = None
+
+    def done(self) -> bool:
+        """Is it decided, one way or the other?"""
+        return self._done
+
+    def wait(self, timeout: float | None = None) -> Receipt:
+        """Block until durable.
+
+        Args:
+            timeout: seconds; None: as long as it takes.
+
+        Raises:
+            TimeoutError: not decided in time. The put goes on.
+            FencedError, WriterPoisonedError, ClosedError: it was not acknowledged.
+        """
+        if not self._done and not self._gate.wait(timeout):
+            raise TimeoutError(f"not durable within {timeout} s; the put goes on, wait again or retry it with a producer sequence")
+        return self._outcome()
+
+    def __await__(self) -> Generator[Any, None, Receipt]:
+        if not self._done:
+            loop = asyncio.get_running_loop()
+            waiter: asyncio.Future[None] = loop.create_future()
+
+            def wake() -> None:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+            def tell() -> None:
+                try:
+                    loop.call_soon_threadsafe(wake)
+                except RuntimeError:  # the loop is closed: nobody waits there any more
+                    return
+
+            self._when_done(tell)
+            yield from waiter.__await__()
+        return self._outcome()
+
+    def _when_done(self, callback: Callable[[], None]) -> None:
+        # The list is there before _done is looked at, and _done is set before the list is taken:
+        # whichever order the two threads run in, the callback runs, perhaps twice, which is harmless.
+        callbacks = self._callbacks
+        if callbacks is None:
+            callbacks = self._callbacks = []
+        callbacks.append(callback)
+        if self._done:
+            callback()
+
+    def _outcome(self) -> Receipt:
+        if self._error is not None:
+            raise copy.copy(self._error)  # many threads may raise it: each its own traceback
+        assert self._place is not None
+        shard, epoch, position = self._place
+        return Receipt({shard: (epoch, position)}, duplicate=self._duplicate)
+
+    # -- for the pipeline; decide first, under its lock and in order, then wake
+
+    def _decide(self, place: tuple[str, int, int] | None, error: HeadgateError | None = None) -> None:
+        self._place, self._error = place, error
+        self._done = True
+
+    def _wake(self) -> None:
+        self._gate.open()
+        callbacks = self._callbacks
+        if callbacks:
+            for callback in list(callbacks):
+                callback()
+
+
+def decided(clock: Clock, shard: str, epoch: int, position: int) -> Ack:
+    """The Ack of a duplicate whose first copy is durable."""
+    ack = Ack(clock)
+    ack._duplicate = True
+    ack._decide((shard, epoch, position))
+    ack._wake()
+    return ack

@@ -1,0 +1,113 @@
+"""Giving up entries, and deleting what was given up.
+
+Owns: ``trim`` (moving the cursor of a WAL-only log) and the deletion of dead entries.
+Does not own: what else holds the log back (the manifest says).
+
+A data entry is dead when its position is below the cursor and below every hold, whatever its
+epoch; there is no other rule. A seal is never deleted: the next position of a stalled writer is
+the one its seal holds, so however late it wakes, it collides. No clock takes part in this.
+
+Order: list, then ONE commit that raises the floor, then delete only what was listed and lies
+below the committed floor. A consumer that registers in between is refused below the floor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headgate.errors import InvalidInputError
+from headgate.failpoint import failpoint
+from headgate.manifest import ChainPoint, ShardManifest
+from headgate.wal.entry import SEAL_BYTES
+from headgate.wal.fence import over_seals
+from headgate.wal.log import ShardLog
+from headgate.wal.reader import ChainReader
+from headgate.wal.tip import find_tip, locate
+
+_DELETES_AT_ONCE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What was, or would be, deleted from one shard's log."""
+
+    shard: str
+    entries: int
+    bytes: int
+    floor: int
+
+
+def trim(log: ShardLog, before: int) -> ShardManifest:
+    """Give up all rows before a position. Only where no flush moves the cursor: WAL-only logs.
+
+    Raises:
+        InvalidInputError: beyond the tip, or below what a consumer or a checkpoint still needs.
+    """
+    if not isinstance(before, int) or before < 0:
+        raise InvalidInputError(f"before is {before!r}", hint="a position, a whole number from 0")
+    manifest, tip = find_tip(log)
+    if before > tip.position:
+        raise InvalidInputError(f"shard {log.shard} ends at {tip.position}; {before} lies beyond", hint=f"trim to {tip.position} at most")
+    point = _walk_to(log, manifest, before)
+
+    def change(current: ShardManifest) -> ShardManifest | None:
+        if current.next_generation > 1:
+            raise InvalidInputError(
+                f"shard {log.shard} flushes its rows, so its log is not trimmed by hand", hint="collection takes what flushes have covered"
+            )
+        for kind, holds in (("consumer", current.consumers), ("checkpoint", current.checkpoints)):
+            for name, hold in holds.items():
+                if hold.position < before:
+                    raise InvalidInputError(
+                        f"the {kind} {name!r} still needs position {hold.position}", hint=f"trim to {hold.position} at most, or drop it"
+                    )
+        if before <= current.cursor.position:
+            return None
+        return current.but(cursor=over_seals(point, current.ends()))
+
+    return log.manifests.commit(change)
+
+
+def _walk_to(log: ShardLog, manifest: ShardManifest, position: int) -> ChainPoint:
+    """The chain's point at a position below its tip."""
+    point = max(locate(manifest, position), manifest.cursor if manifest.cursor.position <= position else ChainPoint(0, 0))
+    reader = ChainReader(log.space(manifest), log.clock)
+    try:
+        while point.position < position:
+            entry = reader.read(point)
+            if entry is None:
+                return point
+            point = point.past_seal() if entry.is_seal else point.past_data()
+    finally:
+        reader.close()
+    return point
+
+
+def collect_entries(log: ShardLog, *, dry_run: bool, sweep: bool = False) -> Collected:
+    """Delete dead data entries; seals stay.
+
+    Lists from the epoch of the last floor on, so the cost follows what is deleted; ``sweep`` lists
+    everything, for what stalled writers left behind in epochs long past.
+    """
+    manifest = log.manifests.load()
+    first_epoch = 0 if sweep else locate(manifest, manifest.wal_floor).epoch
+    listed = [(point, info) for point, info in log.space(manifest).list_from(first_epoch) if info.size_bytes > SEAL_BYTES]
+    failpoint("collect.listed")
+    if dry_run:
+        floor = max(manifest.wal_floor, manifest.hold_position())
+    else:
+
+        def raise_floor(current: ShardManifest) -> ShardManifest | None:
+            hold = current.hold_position()
+            return current.but(wal_floor=hold) if hold > current.wal_floor else None
+
+        committed = log.manifests.commit(raise_floor)
+        if committed.wal.id != manifest.wal.id:
+            listed = []  # the log went on elsewhere meanwhile: the next run lists there
+        floor = committed.wal_floor
+    failpoint("collect.committed")
+    dead = [info for point, info in listed if point.position < floor]
+    if not dry_run:
+        for start in range(0, len(dead), _DELETES_AT_ONCE):
+            log.wal_store.delete([info.key for info in dead[start : start + _DELETES_AT_ONCE]])
+    return Collected(log.shard, len(dead), sum(info.size_bytes for info in dead), floor)

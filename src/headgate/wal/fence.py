@@ -1,0 +1,316 @@
+"""Fencing: how one writer at a time owns a shard.
+
+Owns: the survey, the claim, the walk, the seals, the verification.
+Does not own: what replayed rows become (the caller's ``replay``), how entries are encoded (entry).
+
+Entries of an epoch live under the epoch's own prefix, and only its writer puts data there. A
+successor ends the epoch by putting a seal at the first position that holds nothing. From then
+on the predecessor's next PUT meets the seal. Both race for one name, and the store decides:
+either the entry is there, and the successor replays it, or the seal is, and the predecessor
+learns that it is fenced. There is no clock in this and no lease.
+
+A claimant may be slow, and the entries it walks over may be collected meanwhile:
+t0 B claims · t1 C claims, walks, flushes · t2 GC collects · t3 B finds nothing at its next
+point, seals it, and would append into a place that nobody reads. Step 4 stops it: B commits
+to the manifest before its first append, and that commit fails because the epoch has moved on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from headgate.errors import CommitConflictError, FencedError, NotFoundError, WalStoreMismatchError
+from headgate.failpoint import failpoint
+from headgate.manifest import ChainPoint, ShardManifest
+from headgate.manifest.model import Owner, ProducerMark, Segments, WalState
+from headgate.wal.entry import Entry, decode_entry
+from headgate.wal.log import ShardLog
+from headgate.wal.loss import evidence_of_loss
+from headgate.wal.marker import check_marker, put_back, put_seal
+from headgate.wal.producers import marks_of, merge
+from headgate.wal.reader import ChainReader
+from headgate.wal.space import WalSpace
+
+_RESTARTS_MAX = 32
+_SURVEY_KEPT_BYTES = 64 << 20
+
+Replay = Callable[[Entry], None]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The right to write one epoch, from ``first`` on."""
+
+    manifest: ShardManifest
+    space: WalSpace
+    writer_id: str
+    epoch: int
+    first: ChainPoint
+    producers: dict[str, ProducerMark] = field(repr=False)
+
+
+@dataclass
+class _Walk:
+    """How far reading got, which epochs ended where, and what was met on the way."""
+
+    point: ChainPoint
+    ends: dict[int, int] = field(default_factory=dict)
+    epochs: set[int] = field(default_factory=set)
+    producers: dict[str, ProducerMark] = field(default_factory=dict)
+
+    def pass_over(self, entry: Entry) -> None:
+        self.epochs.add(entry.epoch)
+        if entry.is_seal:
+            self.ends[entry.epoch] = entry.position
+            self.point = self.point.past_seal()
+        else:
+            merge(self.producers, marks_of(entry))
+            self.point = self.point.past_data()
+
+
+@dataclass
+class _Survey:
+    """What was found before the claim."""
+
+    manifest: ShardManifest
+    wal: WalState
+    """The WAL to write; another than the manifest's when the store is changed."""
+    walk: _Walk
+    kept: list[Entry]
+    """The first data entries, as many as fit the budget, for the replay."""
+    kept_through: ChainPoint
+    """Where the kept ones end and reading must go on."""
+
+
+def open_epoch(log: ShardLog, *, replay: Replay | None = None, writer_id: str | None = None) -> Claim:
+    """Claim the shard, fence whoever held it, and replay what it left. Writes, and fences the incumbent.
+
+    Args:
+        replay: called with each data entry from the cursor on, in order, after the claim. None: the
+            rows are not wanted (WAL-only), and the walk starts at ``resume``.
+
+    Raises:
+        DataLossError: an entry is missing or damaged; nothing was written.
+        WalStoreMismatchError: not the store that the log is in; nothing was written.
+        FencedError: another claimant was faster.
+    """
+    writer_id = writer_id or log.clock.token()
+
+    # 1. Survey: everything that can be wrong with the log is found before anything is written,
+    #    because a claim fences a healthy incumbent (R13, K08, F09).
+    survey = survey_log(log, wanted=replay is not None)
+    failpoint("fence.surveyed")
+
+    # 2. Claim: the epoch, by compare-and-swap. Of two claimants each gets its own (F04).
+    claimed = log.manifests.commit(lambda m: claim_change(log, m, survey, writer_id))
+    epoch = claimed.epoch
+    failpoint("fence.claimed")
+
+    # 3. Walk: replay and fencing are one pass, so whatever the predecessor landed below the seal is
+    #    replayed and nothing above it counts (F01, F02).
+    walk = seal_walk(log, claimed, survey, replay, writer_id)
+    space = log.space(claimed)
+    for walked in sorted(walk.epochs | {epoch}):
+        # A name may be visible and its folder not yet synced: before we acknowledge what comes
+        # after it, it must be as durable as our own (R17).
+        space.store.settle(space.epoch_folder(walked))
+    failpoint("fence.walked")
+
+    # 4. Verify, as a commit. A slow claimant may have walked over collected entries; only one whose
+    #    epoch still stands may append (F05). The ends of the walked epochs go in with it, and the
+    #    cursor moves over seals, so idle reopens leave nothing behind (K01).
+    verified = log.manifests.commit(lambda m: verify_change(log, m, epoch, walk, resume=replay is None))
+    failpoint("fence.verified")
+    return Claim(verified, space, writer_id, epoch, walk.point, walk.producers)
+
+
+# -- 1. survey
+
+
+def survey_log(log: ShardLog, *, wanted: bool) -> _Survey:
+    """Read the log to its tip. Writes nothing, unless a clean store was wiped: then what makes it safe."""
+    for _ in range(_RESTARTS_MAX):
+        manifest = log.manifests.load()
+        check_open(log, manifest)
+        wal = _wal_to_write(log, manifest)
+        survey = _Survey(manifest, wal, _Walk(manifest.walk_from(replay=wanted)), [], manifest.walk_from(replay=wanted))
+        reader = ChainReader(log.space(manifest.but(wal=wal)), log.clock, eager=True)
+        try:
+            if _read_to_tip(log, survey, reader, wanted):
+                return survey
+        finally:
+            reader.close()
+    raise CommitConflictError(f"shard {log.shard} moves on faster than it can be read", hint="try again")
+
+
+def check_open(log: ShardLog, manifest: ShardManifest) -> None:
+    """Refuse a shard that takes no writers any more (F11)."""
+    if manifest.state != "active":
+        raise NotFoundError(f"shard {log.shard} is {manifest.state}", hint="open the table again to see its shards of now")
+
+
+def _wal_to_write(log: ShardLog, manifest: ShardManifest) -> WalState:
+    """The WAL that the manifest names, if its store is the right one; a new one for another store, if clean."""
+    wal = manifest.wal.but(uri=log.wal_uri)
+    if check_marker(log, manifest):
+        return wal
+    if log.wal_uri != manifest.wal.uri:
+        # A new store, and nothing in the old one is needed: fresh names, so that whoever may still
+        # write to the old one meets its seals there and nobody here.
+        wal = wal.but(id=log.clock.token())
+        put_back(log, manifest.but(wal=wal, segments=()))
+    else:
+        put_back(log, manifest)
+    return wal
+
+
+def _read_to_tip(log: ShardLog, survey: _Survey, reader: ChainReader, wanted: bool) -> bool:
+    """False: the log moved on under us, begin again."""
+    manifest, walk, kept_bytes = survey.manifest, survey.walk, 0
+    while True:
+        entry: Entry | None = reader.read(walk.point)
+        if entry is None:
+            # Read the name again, then the manifest: only a name missing in an unmoved log is lost.
+            loss = evidence_of_loss(log.space(manifest.but(wal=survey.wal)), manifest, walk.point)
+            if loss is None:
+                return True
+            entry = reader.fetch(walk.point)
+            if entry is None:
+                if _moved_on(manifest, log.manifests.load(), walk.point):
+                    return False
+                raise loss
+        walk.pass_over(entry)
+        if wanted and kept_bytes < _SURVEY_KEPT_BYTES:
+            kept_bytes += entry.size_bytes
+            survey.kept_through = walk.point
+            if not entry.is_seal:
+                survey.kept.append(entry)
+
+
+def _moved_on(before: ShardManifest, now: ShardManifest, point: ChainPoint) -> bool:
+    """Is there another reason than loss for a name below the tip to be missing?"""
+    return now.epoch != before.epoch or now.wal.id != before.wal.id or max(now.cursor.position, now.wal_floor) > point.position
+
+
+# -- 2. claim
+
+
+def claim_change(log: ShardLog, manifest: ShardManifest, survey: _Survey, writer_id: str) -> ShardManifest | None:
+    """One epoch more, ours."""
+    check_open(log, manifest)
+    if manifest.owner is not None and manifest.owner.writer == writer_id:
+        return None
+    if manifest.wal.id != survey.manifest.wal.id:
+        raise CommitConflictError(f"the WAL store of shard {log.shard} was changed meanwhile", hint="open it again")
+    if survey.wal.id != manifest.wal.id and manifest.wal.clean_at is None:
+        raise WalStoreMismatchError(
+            f"shard {log.shard} is being written to its old WAL store ({manifest.wal.uri or 'beside the table'})",
+            hint="stop that writer, or open with its wal_uri and checkpoint with scope='all' first",
+        )
+    owner = Owner(writer=writer_id, claimed_at=log.clock.now())
+    return manifest.but(epoch=manifest.epoch + 1, owner=owner, wal=survey.wal.but(clean_at=manifest.wal.clean_at))
+
+
+# -- 3. walk
+
+
+def seal_walk(log: ShardLog, claimed: ShardManifest, survey: _Survey, replay: Replay | None, writer_id: str) -> _Walk:
+    """From the cursor to our own epoch, sealing each older one at its first free position."""
+    me, space = claimed.epoch, log.space(claimed)
+    start = claimed.walk_from(replay=replay is not None)
+    walk = survey.walk
+    merge(walk.producers, claimed.producers.items())
+    if replay is not None:
+        # Rows that were flushed between survey and claim are in runs by now: not again (R03, R18).
+        for entry in survey.kept:
+            if entry.position >= start.position:
+                replay(entry)
+        walk.point = survey.kept_through
+    if walk.point.position < start.position:
+        walk.point = start
+    sealed = False
+    reader = ChainReader(space, log.clock, eager=True)
+    try:
+        while walk.point.epoch < me:
+            entry: Entry | None = reader.read(walk.point)
+            if entry is None:
+                if not sealed and (onward := check_not_lost(log, claimed, reader, walk.point)) != walk.point:
+                    walk.point = onward  # trimmed under us: what lies before it is given up
+                    continue
+                # A missing entry in an older epoch gets a seal, then is read again, whoever's is there (F16, A05).
+                failpoint("fence.before-seal")
+                occupant = put_seal(log, space, walk.point, by_epoch=me, durable_through=walk.point.position - 1, writer_id=writer_id)
+                sealed = True
+                failpoint("fence.sealed")
+                if occupant is None:
+                    walk.epochs.add(walk.point.epoch)
+                    walk.ends[walk.point.epoch] = walk.point.position
+                    walk.point = walk.point.past_seal()
+                    continue
+                entry = decode_entry(occupant, space.key(*walk.point), space.wal_id, space.shard, *walk.point)
+            if entry.is_seal and entry.header.by_epoch > me:
+                raise _fenced(log, me, entry.header.by_epoch)
+            walk.pass_over(entry)
+            if replay is not None and not entry.is_seal:
+                replay(entry)
+    finally:
+        reader.close()
+    return walk
+
+
+def check_not_lost(log: ShardLog, claimed: ShardManifest, reader: ChainReader, point: ChainPoint) -> ChainPoint:
+    """Before our first seal: is this the tip, or a hole? A seal in a hole would bury what was lost (R13).
+
+    Returns where to go on: here, or past what was trimmed meanwhile.
+    """
+    loss = evidence_of_loss(log.space(claimed), claimed, point)
+    if loss is None or reader.fetch(point) is not None:
+        return point
+    now = log.manifests.load()
+    if now.epoch != claimed.epoch:
+        raise _fenced(log, claimed.epoch, now.epoch)  # collected under a superseded claimant (F06)
+    if now.cursor.position <= point.position:
+        raise loss
+    return now.cursor
+
+
+# -- 4. verify
+
+
+def verify_change(log: ShardLog, manifest: ShardManifest, epoch: int, walk: _Walk, *, resume: bool) -> ShardManifest:
+    """Our epoch still stands: record what the walk found."""
+    check_epoch(log, manifest, epoch)
+    segments = manifest.ends().adding(walk.ends)
+    last_seen = max(manifest.wal_position_last_seen, walk.point.position - 1)
+    return manifest.but(
+        segments=segments.rows,
+        cursor=over_seals(manifest.cursor, segments),
+        wal=manifest.wal.but(clean_at=None),
+        wal_position_last_seen=last_seen,
+        resume=walk.point if resume else None,
+        producers=dict(walk.producers),
+    )
+
+
+def check_epoch(log: ShardLog, manifest: ShardManifest, epoch: int, position: int | None = None) -> None:
+    """Raise FencedError if the epoch is no longer ours. Part of every commit of a writer."""
+    if manifest.epoch != epoch or manifest.state == "dropped":
+        raise _fenced(log, epoch, manifest.epoch, position)
+
+
+def over_seals(point: ChainPoint, segments: Segments) -> ChainPoint:
+    """The same place in the log, past the seals that stand right there: they hold no rows."""
+    while segments.end_of(point.epoch) == point.position:
+        point = point.past_seal()
+    return point
+
+
+def _fenced(log: ShardLog, epoch: int, by_epoch: int, position: int | None = None) -> FencedError:
+    return FencedError(
+        f"shard {log.shard}: epoch {epoch} was superseded by epoch {by_epoch}",
+        shard=log.shard,
+        epoch=epoch,
+        position=position,
+        by_epoch=by_epoch,
+    )

@@ -1,0 +1,382 @@
+"""Group commit: many puts, few entries, acknowledged in order.
+
+Owns: the queue, the slots, the order of acknowledgement, backpressure, poison.
+Does not own: encoding and the judgement of a taken name (appender), validation (schema).
+
+There is no tick. An entry starts as soon as a slot is free and something is pending; what
+arrives while it is under way shares the next one. So an idle writer pays one PUT of latency
+and a busy one batches by itself. Slots beyond the first open only when the entry before has
+been under way for a moment or much is waiting: on a fast store one larger entry beats two
+smaller ones, on a slow one the moment does not count.
+
+The interleavings that matter, with entries p and p+1 in flight:
+  p+1 lands first: it waits for p; nobody is told before everything before it is durable.
+  p meets a seal: fenced; p+1, landed or not, is never acknowledged. It lies past the seal.
+  p fails for good: poison; p+1 may have landed and is not acknowledged: the successor seals p.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from headgate.clock import Clock, Thread
+from headgate.errors import BackpressureTimeoutError, ClosedError, FencedError, HeadgateError, WriterPoisonedError
+from headgate.failpoint import failpoint
+from headgate.wal.ack import Ack
+from headgate.wal.appender import EpochWriter
+from headgate.wal.entry import Put
+
+_OVERLAP_AFTER_SECONDS = 0.0005
+_OVERLAP_AT_BYTES = 1 << 20
+_JOIN_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStats:
+    """A moment of a pipeline, and its counts since it was opened."""
+
+    next_position: int
+    acknowledged_position: int
+    queued_puts: int
+    queued_bytes: int
+    inflight_entries: int
+    entries: int
+    puts: int
+    bytes: int
+    blocked_puts: int
+    blocked_seconds: float
+    timeouts: int
+
+
+class _Item:
+    __slots__ = ("ack", "put", "schema", "size")
+
+    def __init__(self, put: Put, schema: pa.Schema, size: int, ack: Ack) -> None:
+        self.put, self.schema, self.size, self.ack = put, schema, size, ack
+
+
+class _Flight:
+    __slots__ = ("items", "landed", "position", "size", "started")
+
+    def __init__(self, position: int, items: list[_Item], size: int, started: float) -> None:
+        self.position, self.items, self.size, self.started = position, items, size, started
+        self.landed = False
+
+
+Admit = Callable[[Ack], Ack | None]
+Acknowledged = Callable[[int, list[Put]], None]
+
+
+class Pipeline:
+    """Puts in, entries out. Safe for many threads.
+
+    Args:
+        max_entry_bytes: an entry takes no further put once it has this much; one put is never split.
+        min_interval: seconds between the starts of two entries; bounds the number of requests.
+        max_inflight: entries under way at once.
+        max_unacknowledged_bytes: ``submit`` blocks above this.
+        on_acknowledged: called with each entry's position and puts, in order, under the lock.
+    """
+
+    def __init__(
+        self,
+        writer: EpochWriter,
+        clock: Clock,
+        *,
+        max_entry_bytes: int,
+        min_interval: float,
+        max_inflight: int,
+        max_unacknowledged_bytes: int,
+        on_acknowledged: Acknowledged | None = None,
+    ) -> None:
+        self._writer, self._clock = writer, clock
+        self._shard = writer.claim.space.shard
+        self._max_entry_bytes, self._min_interval = max_entry_bytes, min_interval
+        self._max_inflight, self._max_unacknowledged_bytes = max_inflight, max_unacknowledged_bytes
+        self._on_acknowledged = on_acknowledged
+
+        self.lock = clock.lock()
+        self._work = clock.condition(self.lock)
+        self._room = clock.condition(self.lock)
+        self._settled = clock.condition(self.lock)
+
+        self._queue: deque[_Item] = deque()
+        self._flights: deque[_Flight] = deque()
+        self._queued_bytes = 0
+        self._unacknowledged_bytes = 0
+        self._next = writer.claim.first.position
+        self._acked = self._next - 1
+        self._last_start = -1e9
+        self._failure: HeadgateError | None = None
+        self._closing = False
+        self._idle_slots = 0
+        self._waiting_room = 0
+        self._threads: list[Thread] = []
+
+        self._entries = self._puts = self._bytes = 0
+        self._blocked_puts = self._timeouts = 0
+        self._blocked_seconds = 0.0
+
+    # -- putting
+
+    def submit(self, put: Put, schema: pa.Schema, size: int, *, timeout: float | None = None, admit: Admit | None = None) -> Ack:
+        """Queue a put. Returns at once, unless there is no room.
+
+        ``admit`` is asked under the lock, right before the put is accepted: it may return
+        another put's Ack (a duplicate) or raise. What it refuses leaves no trace.
+
+        Raises:
+            BackpressureTimeoutError: no room in time; nothing was accepted.
+        """
+        ack = Ack(self._clock)
+        with self.lock:
+            if self._failure is not None or self._closing:
+                raise self._refusal()
+            if self._unacknowledged_bytes and self._unacknowledged_bytes + size > self._max_unacknowledged_bytes:
+                self._wait_for_room(size, timeout)
+            if admit is not None and (first := admit(ack)) is not None:
+                return first
+            self._queue.append(_Item(put, schema, size, ack))
+            self._queued_bytes += size
+            self._unacknowledged_bytes += size
+            if self._idle_slots:
+                self._work.notify()
+            elif len(self._threads) < self._max_inflight and len(self._flights) == len(self._threads):
+                self._start_slot()
+        return ack
+
+    def _wait_for_room(self, size: int, timeout: float | None) -> None:
+        """Block until the put fits, or stands alone. A fence, a poison or a close wakes it (M03)."""
+        start = self._clock.monotonic()
+        self._blocked_puts += 1
+        self._waiting_room += 1
+        try:
+            while self._unacknowledged_bytes and self._unacknowledged_bytes + size > self._max_unacknowledged_bytes:
+                left = None if timeout is None else start + timeout - self._clock.monotonic()
+                if left is not None and left <= 0:
+                    self._timeouts += 1
+                    raise BackpressureTimeoutError(
+                        f"shard {self._shard}: {self._unacknowledged_bytes} bytes wait to become durable and the limit is "
+                        f"{self._max_unacknowledged_bytes}; no room within {timeout} s, nothing was accepted",
+                        hint="slow down, raise max_unflushed_memtable_bytes or put_timeout, or raise max_inflight",
+                    )
+                self._room.wait(left)
+                if self._failure is not None or self._closing:
+                    raise self._refusal()
+        finally:
+            self._waiting_room -= 1
+            self._blocked_seconds += self._clock.monotonic() - start
+
+    def _refusal(self) -> HeadgateError:
+        if self._failure is not None:
+            return self._failure
+        return ClosedError(f"the writer of shard {self._shard} is closed", hint="open another writer")
+
+    # -- slots
+
+    def _start_slot(self) -> None:
+        number = len(self._threads)
+        self._threads.append(self._clock.spawn(self._run_slot, name=f"headgate-wal-{self._shard}-{number}"))
+
+    def _run_slot(self) -> None:
+        while True:
+            with self.lock:
+                flight = self._take()
+            if flight is None:
+                return
+            try:
+                self._fly(flight)
+            except HeadgateError as error:
+                self.fail(error)
+            except Exception as error:  # a thread's end: the waiters learn of it
+                self.fail(HeadgateError(f"unexpected {type(error).__name__} in the WAL pipeline: {error}"), error)
+
+    def _take(self) -> _Flight | None:
+        """Wait for work, then take as much as one entry holds. None: no more work for this slot."""
+        while True:
+            if self._failure is not None:
+                return None
+            if not self._queue:
+                if self._closing:
+                    return None
+                delay = None
+            else:
+                delay = self._delay()
+                if delay <= 0.0:
+                    break
+            self._idle_slots += 1
+            self._work.wait(delay)
+            self._idle_slots -= 1
+        items, size = [self._queue.popleft()], 0
+        size = items[0].size
+        schema = items[0].schema
+        while self._queue and size + self._queue[0].size <= self._max_entry_bytes and self._queue[0].schema is schema:
+            item = self._queue.popleft()
+            size += item.size
+            items.append(item)
+        self._queued_bytes -= size
+        self._last_start = self._clock.monotonic()
+        flight = _Flight(self._next, items, size, self._last_start)
+        self._next += 1
+        self._flights.append(flight)
+        if self._queue:
+            if self._idle_slots:
+                self._work.notify()
+            elif len(self._threads) < self._max_inflight:
+                self._start_slot()
+        return flight
+
+    def _delay(self) -> float:
+        """How long the pending puts should wait for company, or for the rate."""
+        now = self._clock.monotonic()
+        delay = self._last_start + self._min_interval - now if self._min_interval > 0 else 0.0
+        if self._flights and self._queued_bytes < _OVERLAP_AT_BYTES:
+            delay = max(delay, self._flights[-1].started + _OVERLAP_AFTER_SECONDS - now)
+        return delay
+
+    def _fly(self, flight: _Flight) -> None:
+        """Encode once, write, and acknowledge what is complete from the front."""
+        # All up to _acked is durable; what is in flight besides is not counted, even if it landed.
+        body = self._writer.encode(flight.position, self._acked, flight.items[0].schema, [item.put for item in flight.items], flight.size)
+        failpoint("pipeline.encoded")
+        self._writer.persist(flight.position, body)
+        failpoint("pipeline.persisted")
+        with self.lock:
+            self._entries += 1
+            self._bytes += body.nbytes
+            flight.landed = True
+            acks = self._acknowledge()
+        for ack in acks:
+            ack._wake()
+
+    def _acknowledge(self) -> list[Ack]:
+        acks: list[Ack] = []
+        if self._failure is not None:
+            return acks
+        epoch = self._writer.epoch
+        while self._flights and self._flights[0].landed:
+            flight = self._flights.popleft()
+            assert flight.position == self._acked + 1, "acknowledged strictly in order"
+            self._acked = flight.position
+            self._unacknowledged_bytes -= flight.size
+            self._puts += len(flight.items)
+            if self._on_acknowledged is not None:
+                self._on_acknowledged(flight.position, [item.put for item in flight.items])
+            place = (self._shard, epoch, flight.position)
+            for item in flight.items:
+                item.ack._decide(place)
+                acks.append(item.ack)
+        if acks:
+            if self._waiting_room:
+                self._room.notify_all()
+            if self._queue and self._idle_slots:
+                self._work.notify()
+            if not self._queue and not self._flights:
+                self._settled.notify_all()
+        return acks
+
+    # -- ends
+
+    def fail(self, error: HeadgateError, cause: BaseException | None = None) -> None:
+        """Poison: every waiter and every later call gets the error, at once."""
+        with self.lock:
+            if self._failure is not None:
+                return
+            waiting: list[tuple[_Item, int | None]] = [(item, f.position) for f in self._flights for item in f.items]
+            waiting += [(item, None) for item in self._queue]
+            if isinstance(error, FencedError | ClosedError | WriterPoisonedError):
+                self._failure = error
+            else:
+                self._failure = WriterPoisonedError(
+                    f"shard {self._shard}: the log cannot be written: {error.message}",
+                    cause=cause or error,
+                    unacknowledged=[item.put for item, _ in waiting],
+                )
+            for item, position in waiting:
+                item.ack._decide(None, self._failure_for(position))
+            self._queue.clear()
+            self._flights.clear()
+            self._queued_bytes = self._unacknowledged_bytes = 0
+            for condition in (self._work, self._room, self._settled):
+                condition.notify_all()
+        for item, _ in waiting:
+            item.ack._wake()
+
+    def _failure_for(self, position: int | None) -> HeadgateError:
+        """A fenced put says at which position it was sent, so that its outcome can be looked up."""
+        failure = self._failure
+        assert failure is not None
+        if isinstance(failure, FencedError):
+            return FencedError(
+                failure.message, shard=failure.shard, epoch=failure.epoch, position=position, by_epoch=failure.by_epoch, hint=failure.hint
+            )
+        return failure
+
+    def drain(self) -> None:
+        """Wait until all that was accepted is acknowledged. Raises what went wrong."""
+        with self.lock:
+            while (self._queue or self._flights) and self._failure is None:
+                self._settled.wait()
+            if self._failure is not None:
+                raise self._failure
+
+    def close(self) -> None:
+        """Take no more, finish what was accepted, end the threads. Raises what went wrong."""
+        with self.lock:
+            self._closing = True
+            self._work.notify_all()
+            self._room.notify_all()
+        try:
+            self.drain()
+        finally:
+            self.join(_JOIN_SECONDS)
+
+    def abort(self, seconds: float) -> bool:
+        """Stop now; what was not acknowledged fails. True: all threads ended within ``seconds``."""
+        with self.lock:
+            self._closing = True
+        self.fail(
+            ClosedError(f"the writer of shard {self._shard} was aborted", hint="open another writer; what was put may or may not be there")
+        )
+        return self.join(seconds)
+
+    def join(self, seconds: float) -> bool:
+        deadline = self._clock.monotonic() + seconds
+        for thread in list(self._threads):
+            thread.join(max(0.0, deadline - self._clock.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    # -- looking
+
+    @property
+    def failure(self) -> HeadgateError | None:
+        return self._failure
+
+    @property
+    def acknowledged_position(self) -> int:
+        """The highest position such that it and all before it are durable."""
+        return self._acked
+
+    @property
+    def unacknowledged_bytes(self) -> int:
+        return self._unacknowledged_bytes
+
+    def stats(self) -> PipelineStats:
+        with self.lock:
+            return PipelineStats(
+                next_position=self._next,
+                acknowledged_position=self._acked,
+                queued_puts=len(self._queue),
+                queued_bytes=self._queued_bytes,
+                inflight_entries=len(self._flights),
+                entries=self._entries,
+                puts=self._puts,
+                bytes=self._bytes,
+                blocked_puts=self._blocked_puts,
+                blocked_seconds=self._blocked_seconds,
+                timeouts=self._timeouts,
+            )

@@ -1,0 +1,107 @@
+"""Reading entries one after another, fetched ahead and in parallel.
+
+Owns: read-ahead. Does not own: where the chain leads (its caller asks for the next point) or
+what a missing entry means (loss, tailer).
+
+A listing only says what may be worth fetching. What was fetched is immutable, so having it
+early is as good as having it late; what was not there early is asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from headgate.clock import Clock, map_ordered
+from headgate.errors import HeadgateError, ObjectMissingError
+from headgate.manifest import ChainPoint
+from headgate.wal.entry import Entry, decode_entry
+from headgate.wal.space import WalSpace
+
+_LISTED_MAX = 20_000
+_HITS_BEFORE_LISTING = 2
+
+Fetched = tuple[ChainPoint, Entry | HeadgateError | None]
+
+
+class ChainReader:
+    """Entries of one shard, asked for in ascending order. One thread at a time.
+
+    Args:
+        parallel: how many requests at once.
+        ahead_bytes: how much may be fetched before it is asked for.
+        eager: list at once, for a reader that expects many entries; otherwise only after a few
+            reads in a row found something, so that following the tip costs one request a poll.
+    """
+
+    def __init__(self, space: WalSpace, clock: Clock, *, parallel: int = 32, ahead_bytes: int = 64 << 20, eager: bool = False) -> None:
+        self._space, self._clock = space, clock
+        self._parallel, self._ahead_bytes = parallel, ahead_bytes
+        self._hits = _HITS_BEFORE_LISTING if eager else 0
+        self._ahead: Iterator[Fetched] | None = None
+        self._next: Fetched | None = None
+
+    def read(self, point: ChainPoint) -> Entry | None:
+        """The entry at a point; None if nothing is there now.
+
+        Raises:
+            CorruptEntryError: something is there, and it is not that entry.
+        """
+        if self._ahead is None and self._hits >= _HITS_BEFORE_LISTING:
+            self._list_from(point)
+        found = self._take(point)
+        if found is None:
+            found = self.fetch(point)  # never listed, or not there when it was fetched ahead
+            self._hits = self._hits + 1 if found is not None else 0
+        return found
+
+    def fetch(self, point: ChainPoint) -> Entry | None:
+        """The same, asked of the store now, whatever was fetched before."""
+        space, key = self._space, self._space.key(*point)
+        try:
+            data = space.store.get(key)
+        except ObjectMissingError:
+            return None
+        return decode_entry(data, key, space.wal_id, space.shard, *point)
+
+    def _list_from(self, point: ChainPoint) -> None:
+        rows = list(islice(self._space.list_from(*point), _LISTED_MAX))
+        self._hits = 0
+        if len(rows) < 2:
+            return
+        largest = max(info.size_bytes for _, info in rows)
+        ahead = max(self._parallel, min(1024, self._ahead_bytes // max(1, largest)))
+        parallel = max(1, min(self._parallel, self._ahead_bytes // max(1, largest)))
+        self._ahead = map_ordered(self._clock, self._fetch_quietly, [p for p, _ in rows], parallel=parallel, ahead=ahead)
+        self._next = next(self._ahead, None)
+
+    def _fetch_quietly(self, point: ChainPoint) -> Fetched:
+        """An error counts only if the chain leads there: what lies past a seal is never read."""
+        try:
+            return point, self.fetch(point)
+        except HeadgateError as error:
+            return point, error
+
+    def _take(self, point: ChainPoint) -> Entry | None:
+        while self._next is not None and self._next[0] < point:
+            self._advance()
+        if self._next is None or self._next[0] != point:
+            return None
+        _, found = self._next
+        self._advance()
+        if isinstance(found, HeadgateError):
+            raise found
+        return found
+
+    def _advance(self) -> None:
+        assert self._ahead is not None
+        self._next = next(self._ahead, None)
+        if self._next is None:
+            self._ahead = None
+            self._hits = _HITS_BEFORE_LISTING  # there may be more: list again
+
+    def close(self) -> None:
+        """Stop fetching ahead."""
+        ahead, self._ahead, self._next = self._ahead, None, None
+        if ahead is not None:
+            ahead.close()  # type: ignore[attr-defined]  # a generator: ends its threads
