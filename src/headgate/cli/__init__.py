@@ -1,1 +1,15 @@
-"""The command-line interface. Knows the public API only."""
+"""The command-line interface. Knows the public API only.
+
+| file | owns |
+| --- | --- |
+| main | the list of commands, the entry point |
+| command | how every command ends: exit codes, errors, Ctrl-C, closed pipes |
+| options | the options that many commands share |
+| output | documents for machines, text for people |
+| rows | rows as JSON values and as one line |
+| type_names | column types as text, and back |
+| schema_file | a schema from a file |
+| table | create, status, verify |
+| log | tail, trim |
+| demo, demo_worker | the demonstration, and the processes it runs |
+"""

@@ -1,5 +1,48 @@
-"""The `headgate` command."""
+"""The `headgate` command: its list of commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import headgate as hg
+from headgate.cli import demo, log, table
+from headgate.cli.command import Command
+
+app = typer.Typer(
+    name="headgate",
+    help="Durable, low-latency, fenced writes into columnar tables on object storage.",
+    epilog="Every command takes --json for machines. Credentials come from the environment or from -o key=value.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headgate {hg.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")] = False,
+) -> None:
+    """Durable, low-latency, fenced writes into columnar tables on object storage."""
+
+
+for _run in (table.create, table.status, log.tail, table.verify, log.trim, demo.demo):
+    app.command(cls=Command)(_run)
 
 
 def main() -> None:
-    print("headgate")
+    """The entry point."""
+    app(prog_name="headgate")
+
+
+if __name__ == "__main__":
+    main()
