@@ -164,7 +164,11 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary folder, to look at it afterwards.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a takeover, a stalled writer that is refused, and a crash, step by step, with real processes."""
+    """Show takeovers and a crash, step by step.
+
+    Three real processes write one shard. One stalls, its successor takes over, and when it wakes up it is
+    refused; the successor is killed, and the next one sends again what may or may not have been written.
+    """
     began = time.perf_counter()
     place = folder if folder is not None else Path(tempfile.mkdtemp(prefix="headgate-demo-"))
     story = _Story(as_json=as_json)

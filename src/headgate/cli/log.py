@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -13,10 +14,11 @@ import typer
 
 import headgate as hg
 from headgate.cli.options import AsJson, StorageOptions, Uri, WalOptions, WalUri, open_table
-from headgate.cli.output import print_json, print_table, screen
+from headgate.cli.output import print_json, print_table
 from headgate.cli.rows import json_rows, one_line
 
 _POLL_SECONDS, _POLL_SECONDS_MAX = 0.05, 1.0
+_HEAD = f"{'shard':<6} {'position':>10} {'epoch':>6}  {'time (UTC)':<23}  {'kind':<4} {'rows':>8} {'bytes':>10}  content"
 
 
 def tail(
@@ -52,16 +54,18 @@ def tail(
             if follow:
                 sys.stdout.flush()
         return
-    out = screen()
-    out.print(
-        f"{'shard':<6} {'position':>10} {'epoch':>6}  {'time (UTC)':<23}  {'kind':<6} {'rows':>8} {'bytes':>10}  content", style="bold"
-    )
-    width = max(40, out.width - 82) if out.is_terminal else 200
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    _print_line(_HEAD, width)
     for one, entry in entries:
-        for line in _lines(one, entry, width):
-            out.print(line, no_wrap=True, overflow="ellipsis", crop=out.is_terminal)
+        for line in _lines(one, entry):
+            _print_line(line, width)
         if follow:
             sys.stdout.flush()
+
+
+def _print_line(line: str, width: int | None) -> None:
+    """On a terminal one line stays one line; a file gets all of it."""
+    sys.stdout.write((line if width is None or len(line) <= width else line[: width - 1] + "…") + "\n")
 
 
 def _position(text: str | None) -> int | None:
@@ -116,18 +120,18 @@ def _document(shard: hg.Shard, entry: hg.Entry) -> dict[str, Any]:
     return {**document, "puts": puts}
 
 
-def _lines(shard: hg.Shard, entry: hg.Entry, width: int) -> Iterator[str]:
+def _lines(shard: hg.Shard, entry: hg.Entry) -> Iterator[str]:
     """One line per put; what belongs to the whole entry stands in the first."""
     when = _utc(entry.time)
     rows = sum(put.rows.num_rows for put in entry.puts)
-    head = f"{shard.id:<6} {entry.position:>10} {entry.epoch:>6}  {when}  {entry.kind:<6} {rows:>8,} {entry.size_bytes:>10,}  "
+    head = f"{shard.id:<6} {entry.position:>10} {entry.epoch:>6}  {when}  {entry.kind:<4} {rows:>8,} {entry.size_bytes:>10,}  "
     if entry.is_seal:
         yield f"{head}ends epoch {entry.epoch}, by epoch {entry.header.by_epoch}"
         return
     for put in entry.puts:
         who = f"[{put.producer} {put.sequence}] " if put.producer is not None else ""
         what = "delete " if put.op == "delete" else ""
-        yield f"{head}{who}{what}{one_line(put.rows, width=width - len(who) - len(what))}"
+        yield f"{head}{who}{what}{one_line(put.rows)}"
         head = " " * len(head)
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as types
 
+_VALUE_CHARACTERS_MAX = 60
+
 
 def json_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     """Every row as a dict of JSON values."""
@@ -20,12 +22,15 @@ def json_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     return [{name: _plain(value) for name, value in zip(batch.schema.names, row)} for row in zip(*columns)]
 
 
-def one_line(batch: pa.RecordBatch, *, width: int) -> str:
-    """The first row, cut to ``width``, and how many there are besides."""
-    more = f" … {batch.num_rows - 1} more" if batch.num_rows > 1 else ""
-    text = " ".join(f"{name}={value}" for name, value in json_rows(batch.slice(0, 1))[0].items())
-    room = max(8, width - len(more))
-    return (text if len(text) <= room else text[: room - 1] + "…") + more
+def one_line(batch: pa.RecordBatch) -> str:
+    """The first row, and how many there are besides."""
+    first = " ".join(f"{name}={_short(value)}" for name, value in json_rows(batch.slice(0, 1))[0].items())
+    return f"{first} (+{batch.num_rows - 1:,} rows)" if batch.num_rows > 1 else first
+
+
+def _short(value: Any) -> str:
+    text = "null" if value is None else str(value)
+    return text if len(text) <= _VALUE_CHARACTERS_MAX else text[: _VALUE_CHARACTERS_MAX - 1] + "…"
 
 
 def _plain_column(column: pa.Array) -> pa.Array:

@@ -77,27 +77,22 @@ def status(uri: Uri, wal_uri: WalUri = None, option: StorageOptions = None, wal_
         print_json({**_description(table), "shards": [asdict(shard) for shard in state.shards]})
         return
     _print_description(table)
+    numbers = ("epoch", "first_position", "cursor", "tip", "lag", "producers", "consumers", "checkpoints")
+    elsewhere = any(shard.wal_store != state.uri for shard in state.shards)
     print_table(
-        ["shard", "state", "epoch", "first", "cursor", "tip", "lag", "clean", "producers", "consumers", "checkpoints", "claimed", "log in"],
+        ["shard", "state", *(name.removesuffix("_position") for name in numbers), "clean", "claimed", *(["log in"] if elsewhere else [])],
         [
             [
                 shard.shard,
                 shard.state,
-                f"{shard.epoch}",
-                f"{shard.first_position:,}",
-                f"{shard.cursor:,}",
-                f"{shard.tip:,}",
-                f"{shard.lag:,}",
+                *(f"{getattr(shard, name):,}" for name in numbers),
                 "yes" if shard.clean else "no",
-                f"{shard.producers:,}",
-                f"{shard.consumers:,}",
-                f"{shard.checkpoints:,}",
                 ago(shard.claimed_at),
-                "table" if shard.wal_store == state.uri else shard.wal_store,
+                *([shard.wal_store] if elsewhere else []),
             ]
             for shard in state.shards
         ],
-        right=frozenset({"epoch", "first", "cursor", "tip", "lag", "producers", "consumers", "checkpoints"}),
+        right=frozenset(name.removesuffix("_position") for name in numbers),
     )
 
 
@@ -109,7 +104,10 @@ def verify(
     wal_option: WalOptions = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check the chain of every shard: manifests, checksums, seals, holes. Writes nothing. Exit code 1 if something is wrong."""
+    """Check every shard: manifest, chain, checksums, seals.
+
+    Writes nothing. Exit code 1 if something is wrong.
+    """
     table = open_table(uri, option, wal_uri, wal_option)
     with progress(f"checking {len(table.shards):,} shards of {table.uri}", quiet=as_json):
         report = table.verify(deep=deep)
