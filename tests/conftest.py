@@ -113,18 +113,30 @@ class _Holder:
 
 
 class Arrivals:
-    """Counts requests as they reach a store, for tests that wait for the n-th. Pass it as ``before``."""
+    """Counts requests as they reach a store, for tests that wait for the n-th. Pass it as ``before``.
+
+    ``hold()`` keeps those that come afterwards, before any fault of theirs, until ``let_go()``.
+    """
 
     def __init__(self, operation: str, part: str) -> None:
         self._operation, self._part = operation, part
         self._changed = threading.Condition()
+        self._open = threading.Event()
+        self._open.set()
         self.count = 0
+
+    def hold(self) -> None:
+        self._open.clear()
+
+    def let_go(self) -> None:
+        self._open.set()
 
     def __call__(self, operation: str, key: str) -> None:
         if operation == self._operation and self._part in key:
             with self._changed:
                 self.count += 1
                 self._changed.notify_all()
+            self._open.wait(PATIENCE)
 
     def wait_for(self, count: int) -> None:
         with self._changed:
