@@ -319,13 +319,15 @@ class ShardWriter:
         self._closed = True
         ended = self._pipeline.abort(_ABORT_SECONDS)
         self._stop_keeper(_ABORT_SECONDS)
-        if ended and not self._keeper.is_alive():
+        if ended and not self._keeper.is_alive() and not isinstance(self._pipeline.failure, FencedError):
             recorder = self._clock.spawn(self._record_quietly, name=f"headgate-abort-{self.shard}")
             recorder.join(_ABORT_SECONDS)
 
     def _record_quietly(self) -> None:
         try:
             self._record(clean=False)
+        except FencedError:
+            return  # the successor has recorded more than we know
         except HeadgateError as error:
             logger.warning("shard %s: progress could not be recorded at abort: %s", self.shard, error.message)
 

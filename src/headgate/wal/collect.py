@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from headgate.errors import InvalidInputError
 from headgate.failpoint import failpoint
 from headgate.manifest import ChainPoint, ShardManifest
+from headgate.manifest.model import ProducerMark
 from headgate.wal.entry import SEAL_BYTES
 from headgate.wal.fence import over_seals
 from headgate.wal.log import ShardLog
+from headgate.wal.producers import marks_of, merge
 from headgate.wal.reader import ChainReader
 from headgate.wal.tip import find_tip, locate
 
@@ -48,7 +50,9 @@ def trim(log: ShardLog, before: int) -> ShardManifest:
     manifest, tip = find_tip(log)
     if before > tip.position:
         raise InvalidInputError(f"shard {log.shard} ends at {tip.position}; {before} lies beyond", hint=f"trim to {tip.position} at most")
-    point = _walk_to(log, manifest, before)
+    point, ends, producers = _walk_to(log, manifest, before)
+    if point.position < before:
+        return manifest  # somebody else trimmed further while we walked
 
     def change(current: ShardManifest) -> ShardManifest | None:
         if current.next_generation > 1:
@@ -63,24 +67,40 @@ def trim(log: ShardLog, before: int) -> ShardManifest:
                     )
         if before <= current.cursor.position:
             return None
-        return current.but(cursor=over_seals(point, current.ends()))
+        merged = dict(current.producers)
+        merge(merged, producers.items())
+        segments = current.ends().adding(ends)
+        return current.but(cursor=over_seals(point, segments), segments=segments.rows, producers=merged)
 
     return log.manifests.commit(change)
 
 
-def _walk_to(log: ShardLog, manifest: ShardManifest, position: int) -> ChainPoint:
-    """The chain's point at a position below its tip."""
-    point = max(locate(manifest, position), manifest.cursor if manifest.cursor.position <= position else ChainPoint(0, 0))
+def _walk_to(log: ShardLog, manifest: ShardManifest, position: int) -> tuple[ChainPoint, dict[int, int], dict[str, ProducerMark]]:
+    """The chain's point at a position below its tip, and what lies before it: where epochs ended, who produced what.
+
+    A successor starts at the cursor. What it will not read must be in the manifest: ends, or a
+    fenced put's outcome and a wiped seal could not be told; marks, or a retry would be taken
+    for new (A13).
+    """
+    ends: dict[int, int] = {}
+    producers: dict[str, ProducerMark] = {}
+    known = manifest.walk_from(replay=False)
+    if position <= known.position:
+        return locate(manifest, position), ends, producers
+    point = known
     reader = ChainReader(log.space(manifest), log.clock)
     try:
         while point.position < position:
             entry = reader.read(point)
             if entry is None:
-                return point
+                break
+            merge(producers, marks_of(entry))
+            if entry.is_seal:
+                ends[point.epoch] = point.position
             point = point.past_seal() if entry.is_seal else point.past_data()
     finally:
         reader.close()
-    return point
+    return point, ends, producers
 
 
 def collect_entries(log: ShardLog, *, dry_run: bool, sweep: bool = False) -> Collected:

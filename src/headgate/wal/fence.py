@@ -58,6 +58,8 @@ class _Walk:
     ends: dict[int, int] = field(default_factory=dict)
     epochs: set[int] = field(default_factory=set)
     producers: dict[str, ProducerMark] = field(default_factory=dict)
+    first_seal: int | None = None
+    """The position of the first seal that we put ourselves."""
 
     def pass_over(self, entry: Entry) -> None:
         self.epochs.add(entry.epoch)
@@ -104,8 +106,22 @@ def open_epoch(log: ShardLog, *, replay: Replay | None = None, writer_id: str | 
 
     # 2. Claim: the epoch, by compare-and-swap. Of two claimants each gets its own (F04).
     claimed = log.manifests.commit(lambda m: claim_change(log, m, survey, writer_id))
-    epoch = claimed.epoch
     failpoint("fence.claimed")
+
+    for _ in range(_RESTARTS_MAX):
+        try:
+            return _take_over(log, claimed, survey, replay, writer_id)
+        except _TrimmedUnderWalk as trimmed:
+            if replay is not None:
+                raise CommitConflictError(f"shard {log.shard} was trimmed while its rows were replayed", hint="open it again") from None
+            claimed = trimmed.manifest
+            survey.walk = _Walk(claimed.walk_from(replay=False))
+    raise CommitConflictError(f"shard {log.shard} is trimmed faster than it can be opened", hint="try again")
+
+
+def _take_over(log: ShardLog, claimed: ShardManifest, survey: _Survey, replay: Replay | None, writer_id: str) -> Claim:
+    """Steps 3 and 4, for the epoch that was claimed."""
+    epoch = claimed.epoch
 
     # 3. Walk: replay and fencing are one pass, so whatever the predecessor landed below the seal is
     #    replayed and nothing above it counts (F01, F02).
@@ -169,7 +185,7 @@ def _read_to_tip(log: ShardLog, survey: _Survey, reader: ChainReader, wanted: bo
     """False: the log moved on under us, begin again."""
     manifest, walk, kept_bytes = survey.manifest, survey.walk, 0
     while True:
-        entry: Entry | None = reader.read(walk.point)
+        entry = reader.read(walk.point)
         if entry is None:
             # Read the name again, then the manifest: only a name missing in an unmoved log is lost.
             loss = evidence_of_loss(log.space(manifest.but(wal=survey.wal)), manifest, walk.point)
@@ -229,26 +245,27 @@ def seal_walk(log: ShardLog, claimed: ShardManifest, survey: _Survey, replay: Re
         walk.point = survey.kept_through
     if walk.point.position < start.position:
         walk.point = start
-    sealed = False
     reader = ChainReader(space, log.clock, eager=True)
     try:
         while walk.point.epoch < me:
-            entry: Entry | None = reader.read(walk.point)
-            if entry is None:
-                if not sealed and (onward := check_not_lost(log, claimed, reader, walk.point)) != walk.point:
+            found = reader.read(walk.point)
+            if found is None:
+                if walk.first_seal is None and (onward := check_not_lost(log, claimed, reader, walk.point)) != walk.point:
                     walk.point = onward  # trimmed under us: what lies before it is given up
                     continue
-                # A missing entry in an older epoch gets a seal, then is read again, whoever's is there (F16, A05).
+                # A missing entry in an older epoch gets a seal, and what stands there then counts, whoever's it is (F16, A05).
                 failpoint("fence.before-seal")
                 occupant = put_seal(log, space, walk.point, by_epoch=me, durable_through=walk.point.position - 1, writer_id=writer_id)
-                sealed = True
                 failpoint("fence.sealed")
+                if walk.first_seal is None:
+                    walk.first_seal = walk.point.position
                 if occupant is None:
                     walk.epochs.add(walk.point.epoch)
                     walk.ends[walk.point.epoch] = walk.point.position
                     walk.point = walk.point.past_seal()
                     continue
-                entry = decode_entry(occupant, space.key(*walk.point), space.wal_id, space.shard, *walk.point)
+                found = decode_entry(occupant, space.key(*walk.point), space.wal_id, space.shard, *walk.point)
+            entry = found
             if entry.is_seal and entry.header.by_epoch > me:
                 raise _fenced(log, me, entry.header.by_epoch)
             walk.pass_over(entry)
@@ -278,9 +295,20 @@ def check_not_lost(log: ShardLog, claimed: ShardManifest, reader: ChainReader, p
 # -- 4. verify
 
 
+class _TrimmedUnderWalk(Exception):
+    """The walk sealed below the cursor of now: it has to be done again from there."""
+
+    def __init__(self, manifest: ShardManifest) -> None:
+        self.manifest = manifest
+
+
 def verify_change(log: ShardLog, manifest: ShardManifest, epoch: int, walk: _Walk, *, resume: bool) -> ShardManifest:
     """Our epoch still stands: record what the walk found."""
     check_epoch(log, manifest, epoch)
+    if walk.first_seal is not None and manifest.cursor.position > walk.first_seal:
+        # The log was trimmed and collected under the walk, so what looked like the tip was not:
+        # t0 we claim · t1 trim to 2, GC takes 0 and 1 · t2 we find nothing at 0 and seal it.
+        raise _TrimmedUnderWalk(manifest)
     segments = manifest.ends().adding(walk.ends)
     last_seen = max(manifest.wal_position_last_seen, walk.point.position - 1)
     return manifest.but(

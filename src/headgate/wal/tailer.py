@@ -93,9 +93,11 @@ class WalTailer:
                 if entry is None:
                     if misses % _POLLS_PER_MANIFEST == 0:
                         now = log.manifests.load()
-                        if now.wal.id != manifest.wal.id:  # the log goes on in another store
+                        onward = max(point, locate(now, wanted)) if point.position < wanted else point
+                        if now.wal.id != manifest.wal.id or onward != point:
+                            # The log goes on in another store, or what led to the start was collected.
                             reader.close()
-                            manifest, reader = now, self._reader(now)
+                            manifest, reader, point = now, self._reader(now), onward
                             continue
                         manifest = now
                         entry = self._reread_unless_tip(manifest, reader, point, wanted)

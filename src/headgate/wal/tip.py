@@ -3,8 +3,8 @@
 Owns: going from a number to a point without reading the whole log. Does not own: loss (loss).
 
 ``segments`` says where finished epochs ended, so any position below the last end is found by
-arithmetic. In the open epoch everything up to ``wal_position_last_seen`` was acknowledged by
-its writer, so it is on the chain too. Only what lies beyond is walked.
+arithmetic. In the open epoch everything that the manifest has seen acknowledged, resumed or
+trimmed is on the chain too. Only what lies beyond is walked.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from headgate.wal.reader import ChainReader
 def locate(manifest: ShardManifest, position: int) -> ChainPoint:
     """The point of the chain at ``position``, or the last one before it that the manifest knows of."""
     point = manifest.ends().locate(position)
-    if point.position < position:
-        point = point._replace(position=max(point.position, min(position, manifest.wal_position_last_seen + 1)))
-    return point
+    known = [manifest.wal_position_last_seen + 1, manifest.cursor.position]
+    if manifest.resume is not None:
+        known.append(manifest.resume.position)
+    # Whoever moves cursor, resume or last seen over the end of an epoch records that end with it,
+    # so what lies past the last end, up to the highest of them, is in the one epoch that is open.
+    return point._replace(position=max(point.position, min(position, max(known))))
 
 
 def find_tip(log: ShardLog) -> tuple[ShardManifest, ChainPoint]:
@@ -29,27 +32,32 @@ def find_tip(log: ShardLog) -> tuple[ShardManifest, ChainPoint]:
     listing that follow each other without a gap are all on the chain; else they are read.
     """
     manifest = log.manifests.load()
-    point = max(locate(manifest, manifest.wal_position_last_seen + 1), manifest.cursor)
+    point = manifest.walk_from(replay=False)
     while True:
-        if point.epoch == manifest.epoch:
-            tip = point
-            for found, _ in log.space(manifest).list_epoch(point.epoch, point.position):
-                if found.position != tip.position:
-                    break
-                tip = tip.past_data()
-            now = log.manifests.load()
-            if now.epoch == manifest.epoch:
-                return now, tip
-            manifest = now
-        # Claimed past: some entry from here on may be a seal. Read.
-        reader = ChainReader(log.space(manifest), log.clock, eager=True)
-        try:
-            while (entry := reader.read(point)) is not None:
-                point = point.past_seal() if entry.is_seal else point.past_data()
-        finally:
-            reader.close()
+        # What the manifest knows may have moved past us, and what lies before it been collected.
+        point = max(point, locate(manifest, manifest.wal_position_last_seen + 1), manifest.walk_from(replay=False))
+        tip = _listed_end(log, manifest, point) if point.epoch == manifest.epoch else _read_end(log, manifest, point)
         now = log.manifests.load()
-        if now.epoch == manifest.epoch:
-            return now, point
+        if now.epoch == manifest.epoch and now.cursor.position <= tip.position and now.wal.id == manifest.wal.id:
+            return now, tip
+        if manifest.epoch != point.epoch:
+            point = tip  # read, so on the chain whoever claimed since
         manifest = now
-        point = max(point, manifest.cursor)
+
+
+def _listed_end(log: ShardLog, manifest: ShardManifest, point: ChainPoint) -> ChainPoint:
+    for found, _ in log.space(manifest).list_epoch(point.epoch, point.position):
+        if found.position != point.position:
+            break
+        point = point.past_data()
+    return point
+
+
+def _read_end(log: ShardLog, manifest: ShardManifest, point: ChainPoint) -> ChainPoint:
+    reader = ChainReader(log.space(manifest), log.clock, eager=True)
+    try:
+        while (entry := reader.read(point)) is not None:
+            point = point.past_seal() if entry.is_seal else point.past_data()
+    finally:
+        reader.close()
+    return point

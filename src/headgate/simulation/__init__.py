@@ -1,0 +1,13 @@
+"""A deterministic simulation that runs the real code.
+
+| file | owns |
+| --- | --- |
+| scheduler | tasks, virtual time, who runs next |
+| world | the simulated clock and store, processes that stall and die, faults |
+| actors | what the processes do |
+| checker | what must hold at the end |
+| run | one schedule from a seed, and many |
+
+The store, the clock and the threads are swapped at their seams; everything between them is
+what users run. Every choice comes from the seed, so a failing seed replays exactly.
+"""

@@ -1,0 +1,329 @@
+"""The world that the real code runs in: a store behind a network, clocks that lie, processes that die.
+
+Owns: the simulated Store and Clock, and every fault. Does not own: who does what (actors).
+
+A create is a request that travels: it waits in the network until the scheduler delivers it, so
+requests overtake each other, arrive after their sender died or gave up, and may arrive twice.
+Reads are atomic, with a turn before and after.
+"""
+
+from __future__ import annotations
+
+import bisect
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+
+from headgate.clock import Condition, Gate, Lock, Thread, ulid
+from headgate.errors import DeleteIncompleteError, ObjectExistsError, ObjectMissingError, StoreUnavailableError
+from headgate.simulation.scheduler import Scheduler, SimCondition, SimGate, SimLock, SimThread, Task
+from headgate.store.base import Data, ObjectInfo, Store
+
+EPOCH_SECONDS = 1_700_000_000.0
+
+
+@dataclass
+class Faults:
+    """How often each thing goes wrong: a chance per operation, or per step for crashes and jumps."""
+
+    fail_before: float = 0.0
+    """The request never arrives."""
+    lost_reply: float = 0.0
+    """It is done, and the reply is lost."""
+    late: float = 0.0
+    """The sender gives up; the request arrives later, if at all."""
+    duplicate: float = 0.0
+    """The request arrives a second time, later."""
+    conflict: float = 0.0
+    """409 with nothing there."""
+    read_fails: float = 0.0
+    """A get, head or list fails."""
+    delete_partial: float = 0.0
+    """A multi-delete fails half-way."""
+    crash: float = 0.0
+    """A process dies, per step."""
+    stall: float = 0.0
+    """A process stops for a while, per step: SIGSTOP, a long collection, a paused machine."""
+    clock_jump: float = 0.0
+    """A process's wall clock jumps, per step."""
+
+    @classmethod
+    def random(cls, rng: random.Random, allowed: frozenset[str] | None = None) -> Faults:
+        """Some faults, at some rates: a schedule with all of them at once seldom gets anywhere."""
+        faults = cls()
+        for f in fields(cls):
+            if rng.random() < 0.5 and (allowed is None or f.name in allowed):
+                setattr(faults, f.name, rng.choice(_RATES[f.name]))
+        return faults
+
+
+_RATES: dict[str, list[float]] = {
+    "fail_before": [0.02, 0.15],
+    "lost_reply": [0.02, 0.15],
+    "late": [0.02, 0.1],
+    "duplicate": [0.05, 0.2],
+    "conflict": [0.02, 0.1],
+    "read_fails": [0.01, 0.05],
+    "delete_partial": [0.1, 0.4],
+    "crash": [0.0005, 0.003],
+    "stall": [0.001, 0.005],
+    "clock_jump": [0.005, 0.02],
+}
+
+
+class Process:
+    """A group of tasks that live and die together."""
+
+    def __init__(self, world: World, name: str, weight: float) -> None:
+        self.world, self.name, self.weight = world, name, weight
+        self.alive = True
+        self.tasks: list[Task] = []
+        self.skew_seconds = 0.0
+        self.stalled_until = 0
+        self.full_weight = weight
+        self.protected = False
+        """Neither crashes nor stalls: the judge at the end."""
+
+    def start(self, main: Callable[[], None]) -> Task:
+        task = self.world.scheduler.spawn(self, main, self.name)
+        self.tasks.append(task)
+        return task
+
+    def end(self) -> None:
+        """All its threads are gone, without a word."""
+        self.world.scheduler.kill(self, self.tasks)
+
+
+@dataclass
+class _Request:
+    """A create that has not arrived yet."""
+
+    key: str
+    body: bytes
+    task: Task | None
+    """Who waits for the reply; None: nobody any more."""
+    process: Process
+    applied: bool | None = None
+
+
+@dataclass
+class World:
+    """Everything that is shared: the objects, the network, the trace."""
+
+    scheduler: Scheduler
+    rng: random.Random
+    faults: Faults
+    objects: dict[str, bytes] = field(default_factory=dict)
+    keys: list[str] = field(default_factory=list)
+    network: list[_Request] = field(default_factory=list)
+    processes: list[Process] = field(default_factory=list)
+    struck: Counter[str] = field(default_factory=Counter)
+    trace: list[str] | None = None
+    quiet: bool = False
+    """No faults any more."""
+
+    def __post_init__(self) -> None:
+        self.scheduler.before_step = self._before_step
+        self.scheduler.may_still_happen = lambda: bool(self.network)
+
+    def process(self, name: str, *, weight: float = 1.0, protected: bool = False) -> Process:
+        process = Process(self, name, weight)
+        process.protected = protected
+        self.processes.append(process)
+        return process
+
+    def note(self, who: str, what: str) -> None:
+        if self.trace is not None:
+            self.trace.append(f"{self.scheduler.steps:6d} {self.scheduler.time:8.3f}s {who:14s} {what}")
+
+    def strikes(self, fault: str) -> bool:
+        """Does the fault happen here? Counted."""
+        chance = getattr(self.faults, fault)
+        if chance and not self.quiet and self.rng.random() < chance:
+            self.struck[fault] += 1
+            return True
+        return False
+
+    # -- per step: the network delivers, processes die, stall and wake
+
+    def _before_step(self) -> None:
+        # A request arrives every other step; at once if nothing else can run.
+        if self.network and (not self.scheduler.ready or self.rng.random() < 0.5):
+            self.deliver(self.network[int(self.rng.random() * len(self.network))])
+        faults = self.faults
+        if self.quiet or not (faults.crash or faults.stall or faults.clock_jump):
+            return
+        for process in self.processes:
+            if process.stalled_until and self.scheduler.steps >= process.stalled_until:
+                process.stalled_until = 0
+                process.weight = process.full_weight
+        victims = [p for p in self.processes if p.alive and not p.protected]
+        if not victims:
+            return
+        victim = victims[int(self.rng.random() * len(victims))]
+        if self.strikes("crash"):
+            self.note(victim.name, "dies")
+            victim.end()
+        elif self.strikes("stall"):
+            victim.stalled_until = self.scheduler.steps + self.rng.choice([50, 300, 1500])
+            victim.weight = 0.0001
+            self.note(victim.name, "stalls")
+        elif self.strikes("clock_jump"):
+            victim.skew_seconds = self.rng.choice([-1e6, -60.0, 0.0, 3600.0, 1e7])
+            self.note(victim.name, f"clock off by {victim.skew_seconds:.0f} s")
+
+    def deliver(self, request: _Request) -> None:
+        """A create arrives."""
+        self.network.remove(request)
+        request.applied = self.apply(request.key, request.body)
+        self.note("network", f"{request.process.name}'s create {request.key}: {'done' if request.applied else 'name taken'}")
+        if request.task is not None and not request.task.done:
+            self.scheduler.make_ready(request.task, notified=True)
+
+    def apply(self, key: str, body: bytes) -> bool:
+        if key in self.objects:
+            return False
+        self.objects[key] = body
+        bisect.insort(self.keys, key)
+        return True
+
+    def remove(self, key: str) -> None:
+        if self.objects.pop(key, None) is not None:
+            del self.keys[bisect.bisect_left(self.keys, key)]
+
+    def settle_network(self) -> None:
+        """What is still under way arrives now, or never."""
+        for request in list(self.network):
+            if self.rng.random() < 0.5:
+                self.deliver(request)
+        self.network.clear()
+
+
+class SimClock:
+    """The Clock seam of one process."""
+
+    def __init__(self, process: Process) -> None:
+        self._process, self._world = process, process.world
+        self._scheduler = process.world.scheduler
+
+    def now(self) -> float:
+        return EPOCH_SECONDS + self._scheduler.time + self._process.skew_seconds
+
+    def monotonic(self) -> float:
+        return self._scheduler.time
+
+    def sleep(self, seconds: float) -> None:
+        self._scheduler.block(seconds)
+
+    def lock(self) -> Lock:
+        return SimLock(self._scheduler)
+
+    def condition(self, lock: Lock) -> Condition:
+        assert isinstance(lock, SimLock)
+        return SimCondition(self._scheduler, lock)
+
+    def gate(self) -> Gate:
+        return SimGate(self._scheduler)
+
+    def spawn(self, run: Callable[[], None], *, name: str) -> Thread:
+        task = self._scheduler.spawn(self._process, run, name)
+        self._process.tasks.append(task)
+        return SimThread(self._scheduler, task)
+
+    def token(self) -> str:
+        return ulid(int(self._scheduler.time * 1000), self._world.rng.getrandbits(80))
+
+    def jitter(self) -> float:
+        return 0.5 + 0.5 * self._world.rng.random()
+
+
+class SimStore(Store):
+    """The Store seam of one process: a shared heap of objects behind a network."""
+
+    def __init__(self, process: Process, prefix: str = "") -> None:
+        self._process, self._world, self._prefix = process, process.world, prefix
+
+    @property
+    def uri(self) -> str:
+        return f"sim://{self._prefix}".rstrip("/")
+
+    def _begin(self, what: str, key: str) -> str:
+        scheduler = self._world.scheduler
+        task = scheduler.current
+        assert task is not None
+        assert task.locks_held == 0, f"{what} {key} while a lock is held"
+        scheduler.turn()
+        return self._prefix + key
+
+    def create(self, key: str, data: Data) -> None:
+        world, full = self._world, self._begin("create", key)
+        body = bytes(data)
+        who = self._process.name
+        if world.strikes("fail_before"):
+            world.note(who, f"create {full}: lost on the way")
+            raise StoreUnavailableError(f"no answer to create {key}", object=key)
+        if full not in world.objects and world.strikes("conflict"):
+            world.note(who, f"create {full}: 409 with nothing there")
+            raise ObjectExistsError(f"{key} exists", object=key)
+        request = _Request(full, body, world.scheduler.current, self._process)
+        world.network.append(request)
+        if world.strikes("late"):
+            request.task = None
+            world.note(who, f"create {full}: no answer, still under way")
+            world.scheduler.turn()
+            raise StoreUnavailableError(f"no answer to create {key}", object=key)
+        while request.applied is None:
+            world.scheduler.block(None)
+        request.task = None
+        if world.strikes("duplicate"):
+            world.network.append(_Request(full, body, None, self._process))
+        if world.strikes("lost_reply"):
+            world.note(who, f"create {full}: the reply is lost")
+            raise StoreUnavailableError(f"no answer to create {key}", object=key)
+        if not request.applied:
+            raise ObjectExistsError(f"{key} exists", object=key)
+
+    def _read(self, what: str, key: str) -> str:
+        full = self._begin(what, key)
+        if self._world.strikes("read_fails"):
+            raise StoreUnavailableError(f"no answer to {what} {key}", object=key)
+        return full
+
+    def get(self, key: str) -> memoryview:
+        full = self._read("get", key)
+        body = self._world.objects.get(full)
+        self._world.note(self._process.name, f"get {full}: {'missing' if body is None else f'{len(body)} bytes'}")
+        if self._world.rng.random() < 0.3:
+            self._world.scheduler.turn()
+        if body is None:
+            raise ObjectMissingError(f"{key} does not exist", object=key)
+        return memoryview(body)
+
+    def get_range(self, key: str, start: int, length: int) -> memoryview:
+        return self.get(key)[start : start + length]
+
+    def head(self, key: str) -> ObjectInfo:
+        return ObjectInfo(key, len(self.get(key)), 0.0)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        full = self._read("list", prefix)
+        world, cut = self._world, len(self._prefix)
+        at = bisect.bisect_left(world.keys, full)
+        if start_after:
+            at = max(at, bisect.bisect_right(world.keys, self._prefix + start_after))
+        rows = []
+        while at < len(world.keys) and world.keys[at].startswith(full):
+            rows.append(ObjectInfo(world.keys[at][cut:], len(world.objects[world.keys[at]]), 0.0))
+            at += 1
+        if world.rng.random() < 0.3:
+            world.scheduler.turn()
+        return iter(rows)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for number, key in enumerate(keys):
+            full = self._begin("delete", key)
+            if self._world.strikes("delete_partial"):
+                raise DeleteIncompleteError(list(keys[number:]), "the store gave up")
+            self._world.note(self._process.name, f"delete {full}")
+            self._world.remove(full)
