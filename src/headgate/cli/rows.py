@@ -30,6 +30,8 @@ def one_line(batch: pa.RecordBatch) -> str:
 
 def _short(value: Any) -> str:
     text = "null" if value is None else str(value)
+    if not text.isprintable():  # a line stays a line, and nothing in a row commands the terminal
+        text = text.encode("unicode_escape").decode()
     return text if len(text) <= _VALUE_CHARACTERS_MAX else text[: _VALUE_CHARACTERS_MAX - 1] + "…"
 
 

@@ -66,6 +66,8 @@ def _field(field: Any, number: int, where: str) -> pa.Field:
         return pa.field(name, parse(kind), nullable)
     except InvalidInputError as error:
         raise InvalidInputError(f"{where}: the field {name!r}: {error.message}", hint=error.hint) from None
+    except ValueError as error:  # for example a column of nothing that may not be null
+        raise InvalidInputError(f"{where}: the field {name!r}: {error}", hint=f"write {_EXAMPLE}") from None
 
 
 def describe(schema: pa.Schema) -> list[dict[str, Any]]:
