@@ -157,6 +157,7 @@ class _Story:
 
 
 def demo(
+    context: typer.Context,
     folder: Annotated[
         Path | None,
         typer.Option("--dir", metavar="PATH", show_default=False, help="Where to make the table. By default a temporary folder."),
@@ -170,6 +171,7 @@ def demo(
     refused; the successor is killed, and the next one sends again what may or may not have been written.
     """
     began = time.perf_counter()
+    program = context.find_root().info_name
     place = folder if folder is not None else Path(tempfile.mkdtemp(prefix="headgate-demo-"))
     story = _Story(as_json=as_json)
     writers: list[_Writer] = []
@@ -192,10 +194,10 @@ def demo(
     elif kept:
         story.end(
             f"All of it held, in {seconds:.1f} s. To look further:",
-            *(f"  headgate {what} {place}" for what in ("tail --seals", "status", "verify --deep")),
+            *(f"  {program} {what} {place}" for what in ("tail --seals", "status", "verify --deep")),
         )
     else:
-        story.end(f"All of it held, in {seconds:.1f} s. To look further, keep the table:", "  headgate demo --keep")
+        story.end(f"All of it held, in {seconds:.1f} s. To look further, keep the table:", f"  {program} demo --keep")
 
 
 def _run(story: _Story, uri: str, writers: list[_Writer]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -40,8 +41,8 @@ for _run in (table.create, table.status, log.tail, table.verify, log.trim, demo.
 
 
 def main() -> None:
-    """The entry point."""
-    app(prog_name="headgate")
+    """The entry point. HEADGATE_PROGRAM: how it was called, when not by its own name, for hints that can be copied."""
+    app(prog_name=os.environ.get("HEADGATE_PROGRAM") or "headgate")
 
 
 if __name__ == "__main__":
