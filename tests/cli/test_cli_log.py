@@ -31,7 +31,7 @@ def test_tail_shows_people_a_line_per_put(headgate, table):
     ran = headgate("tail", table.uri, "--seals")
 
     head, *lines = ran.out.splitlines()
-    assert head.split() == ["shard", "position", "epoch", "time", "(UTC)", "kind", "rows", "bytes", "content"]
+    assert head.split() == ["shard", "position", "epoch", "time", "(UTC)", "rows", "bytes", "content"]
     assert [line.split()[1] for line in lines] == ["0", "1", "2", "3", "4"]
     assert "[p 0] id=2 note=two (+1 rows)" in lines[1]
     assert "delete id=1" in lines[2]

@@ -18,7 +18,7 @@ from headgate.cli.output import print_json, print_table
 from headgate.cli.rows import json_rows, one_line
 
 _POLL_SECONDS, _POLL_SECONDS_MAX = 0.05, 1.0
-_HEAD = f"{'shard':<6} {'position':>10} {'epoch':>6}  {'time (UTC)':<23}  {'kind':<4} {'rows':>8} {'bytes':>10}  content"
+_HEAD = f"{'shard':<5} {'position':>8} {'epoch':>5}  {'time (UTC)':<23} {'rows':>6} {'bytes':>9}  content"
 
 
 def tail(
@@ -123,8 +123,8 @@ def _document(shard: hg.Shard, entry: hg.Entry) -> dict[str, Any]:
 def _lines(shard: hg.Shard, entry: hg.Entry) -> Iterator[str]:
     """One line per put; what belongs to the whole entry stands in the first."""
     when = _utc(entry.time)
-    rows = sum(put.rows.num_rows for put in entry.puts)
-    head = f"{shard.id:<6} {entry.position:>10} {entry.epoch:>6}  {when}  {entry.kind:<4} {rows:>8,} {entry.size_bytes:>10,}  "
+    rows = "seal" if entry.is_seal else f"{sum(put.rows.num_rows for put in entry.puts):,}"
+    head = f"{shard.id:<5} {entry.position:>8} {entry.epoch:>5}  {when} {rows:>6} {entry.size_bytes:>9,}  "
     if entry.is_seal:
         yield f"{head}ends epoch {entry.epoch}, by epoch {entry.header.by_epoch}"
         return

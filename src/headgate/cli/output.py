@@ -37,8 +37,7 @@ def print_table(columns: list[str], rows: list[list[str]], *, right: frozenset[s
     for row in rows:
         table.add_row(*row)
     out = screen()
-    if not out.is_terminal:
-        out.width = 10_000  # a file or a pipe has no edge to wrap at
+    out.width = 10_000  # a long line is better than a number with its end cut off
     out.print(table)
 
 

@@ -77,7 +77,12 @@ def status(uri: Uri, wal_uri: WalUri = None, option: StorageOptions = None, wal_
         print_json({**_description(table), "shards": [asdict(shard) for shard in state.shards]})
         return
     _print_description(table)
-    numbers = ("epoch", "first_position", "cursor", "tip", "lag", "producers", "consumers", "checkpoints")
+    always = ("epoch", "cursor", "tip", "lag")
+    numbers = always + tuple(
+        name  # only where there are any
+        for name in ("first_position", "producers", "consumers", "checkpoints")
+        if any(getattr(shard, name) for shard in state.shards)
+    )
     elsewhere = any(shard.wal_store != state.uri for shard in state.shards)
     print_table(
         ["shard", "state", *(name.removesuffix("_position") for name in numbers), "clean", "claimed", *(["log in"] if elsewhere else [])],
