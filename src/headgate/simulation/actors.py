@@ -25,6 +25,7 @@ from headgate.errors import (
     WriterPoisonedError,
 )
 from headgate.manifest import ManifestChain, ShardManifest
+from headgate.manifest.document import decode_document
 from headgate.manifest.model import WalState
 from headgate.schema import RowRules
 from headgate.simulation.world import Process, SimClock, SimStore, World
@@ -38,7 +39,6 @@ from headgate.wal.log import ShardLog
 from headgate.wal.tailer import WalTailer
 from headgate.writer import ShardWriter
 
-TABLE_ID, WAL_ID = "table", "wal0"
 RULES = RowRules(pa.schema([("id", pa.int64())]), ())
 _POLICY = RetryPolicy(retries=2, base_delay=0.01, max_delay=0.05)
 _EXPECTED = (FencedError, CommitConflictError, OutcomeUnknownError, StoreUnavailableError, WriterPoisonedError)
@@ -96,18 +96,28 @@ class Logged:
 class Stage:
     """Opens the shard for each process, and knows the ledger."""
 
-    def __init__(self, world: World, ledger: Ledger, shard: str = "0000", wal_id: str = WAL_ID) -> None:
-        self.world, self.ledger, self.shard, self.wal_id = world, ledger, shard, wal_id
+    def __init__(self, world: World, ledger: Ledger, table_id: str = "table0", wal_id: str = "wal0", shard: str = "0000") -> None:
+        self.world, self.ledger = world, ledger
+        self.table_id, self.wal_id, self.shard = table_id, wal_id, shard
 
     def log(self, process: Process, policy: RetryPolicy = _POLICY) -> ShardLog:
         clock = SimClock(process)
         store = RetryingStore(SimStore(process), clock, policy)
-        manifests = ManifestChain(store, f"shards/{self.shard}-{TABLE_ID}/manifest/", ShardManifest, clock, policy)
-        return ShardLog(TABLE_ID, self.shard, manifests, store, None, clock, policy)
+        manifests = ManifestChain(store, self.folder, ShardManifest, clock, policy)
+        return ShardLog(self.table_id, self.shard, manifests, store, None, clock, policy)
+
+    @property
+    def folder(self) -> str:
+        return f"shards/{self.shard}-{self.table_id}/manifest/"
+
+    def latest(self) -> ShardManifest:
+        """The latest manifest, read from outside of the world."""
+        key = max(key for key in self.world.objects if key.startswith(self.folder))
+        return decode_document(self.world.objects[key], ShardManifest, key)
 
     def create(self, process: Process) -> None:
         log = self.log(process)
-        first = ShardManifest(version=0, id="root", table_id=TABLE_ID, shard=self.shard, wal=WalState(id=self.wal_id, clean_at=0))
+        first = ShardManifest(version=0, id="root", table_id=self.table_id, shard=self.shard, wal=WalState(id=self.wal_id, clean_at=0))
         assert log.manifests.create_first(first)
 
     def open_problem(self, who: str, error: HeadgateError) -> None:
@@ -172,6 +182,7 @@ def _put_all(stage: Stage, writer: ShardWriter, who: str, client: Client, pendin
             ack = writer.put(rows_of(number))
         else:
             ack = writer.put(rows_of(number), producer=client.producer, sequence=sequence)
+            stage.ledger.exact.add(number)
         pending.append((number, ack))
         if rng.random() < 0.3:
             _learn(stage, client, number, ack)
@@ -199,6 +210,8 @@ def _settle(stage: Stage, writer: ShardWriter, client: Client, pending: list[tup
             _learn(stage, client, number, ack)
         except FencedError as error:
             stage.ledger.fenced.append((error.epoch, error.position, number))
+            if stage.latest().epoch <= error.epoch:
+                stage.ledger.problems.append(f"FALSELY FENCED: epoch {error.epoch} at {error.position}, and nobody has claimed since")
         except HeadgateError:
             continue
 
@@ -271,7 +284,7 @@ def collector_process(stage: Stage, process: Process, rng: random.Random) -> Cal
     return main
 
 
-def archive_and_trim(stage: Stage, log: ShardLog, rng: random.Random) -> None:
+def archive_and_trim(stage: Stage, log: ShardLog, rng: random.Random, stop_chance: float = 0.15) -> None:
     tailer = WalTailer(Logged(log))
     cursor = log.manifests.load().cursor.position
     taken: dict[int, tuple[int, ...]] = {}
@@ -279,7 +292,7 @@ def archive_and_trim(stage: Stage, log: ShardLog, rng: random.Random) -> None:
     for entry in tailer.read(cursor, include_seals=True):
         taken[entry.position] = numbers_of(entry)
         before = entry.position + 1
-        if rng.random() < 0.15:
+        if rng.random() < stop_chance:
             break
     stage.ledger.archived.update(taken)
     trim(log, before)

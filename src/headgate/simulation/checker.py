@@ -46,8 +46,10 @@ def judge(stage: Stage, process: Process) -> None:
         end = ends.end_of(epoch)
         if end is None:
             ledger.problems.append(f"OUTCOME: epoch {epoch} has ended and the manifest does not say where")
-        elif (position < end) != (number in chain.get(position, ())):
-            there = number in chain.get(position, ())
+            continue
+        there = number in chain.get(position, ())
+        # A retry with the same sequence may have made it later, even to the same position of a later epoch.
+        if there != (position < end) and not (there and number in ledger.exact):
             ledger.problems.append(f"OUTCOME: {number} was fenced at {position}, its epoch ended at {end}; in the log: {there}")
     if manifest.wal_position_last_seen >= tip:
         ledger.problems.append(f"LAST SEEN: {manifest.wal_position_last_seen} was never written, the tip is {tip}")

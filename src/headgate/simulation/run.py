@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from headgate.failpoint import hooked
 from headgate.simulation.actors import (
@@ -25,6 +26,7 @@ from headgate.simulation.actors import (
     writer_process,
 )
 from headgate.simulation.checker import judge
+from headgate.simulation.scenes import SCENES, Scene
 from headgate.simulation.scheduler import ProcessDied, Scheduler, SimulationStuck
 from headgate.simulation.world import Faults, Process, World
 
@@ -45,25 +47,31 @@ class Outcome:
         return not self.problems
 
 
-def run_schedule(seed: int, *, faults: frozenset[str] | None = None, trace: bool = False) -> Outcome:
-    """Play one schedule. ``faults``: the kinds that may strike; None: all."""
+def run_schedule(seed: int, *, faults: frozenset[str] | None = None, scene: str | None = None, trace: bool = False) -> Outcome:
+    """Play one schedule. ``faults``: the kinds that may strike; None: all. ``scene``: this plot; None: as the seed says."""
     rng = random.Random(seed)
     scheduler = Scheduler(rng)
     world = World(scheduler, rng, Faults.random(rng, faults), trace=[] if trace else None)
-    ledger = Ledger()
-    stage = Stage(world, ledger)
-    with hooked(lambda name: _failpoint(world, name)), _hushed():
+    # Most schedules are free play; some have a plot first. Two tables may share one WAL store.
+    stages = [Stage(world, Ledger())]
+    if rng.random() < 0.15:
+        stages.append(Stage(world, Ledger(), "table1", other_wal_id()))
+    chosen = SCENES[scene] if scene is not None else SCENES[rng.choice(list(SCENES))] if rng.random() < 0.3 else None
+    problems: list[str] = []
+    with hooked(world.at_failpoint), _hushed():
         try:
-            play(world, stage, cast(world, stage, rng))
+            play(world, stages, chosen, rng)
         except SimulationStuck as error:
-            ledger.problems.append(f"HANG: {error}")
+            problems.append(f"HANG: {error}")
         finally:
             for process in world.processes:
                 if process.alive:
                     process.end()
+    problems += [problem for stage in stages for problem in stage.ledger.problems]
     for task, escaped in scheduler.escaped:
-        ledger.problems.append(f"ESCAPED: {task.name}: {escaped!r}")
-    return Outcome(seed, ledger.problems, scheduler.steps, world.struck, len(ledger.acked), world.trace or [])
+        problems.append(f"ESCAPED: {task.name}: {escaped!r}")
+    acknowledged = sum(len(stage.ledger.acked) for stage in stages)
+    return Outcome(seed, problems, scheduler.steps, world.struck, acknowledged, world.trace or [])
 
 
 @contextmanager
@@ -80,12 +88,9 @@ def _hushed() -> Iterator[None]:
         sys.unraisablehook = hook
 
 
-def _failpoint(world: World, name: str) -> None:
-    task = world.scheduler.current
-    if task is not None and task.process.alive and task.locks_held == 0:
-        if world.trace is not None:
-            world.note(task.process.name, f"at {name}")
-        world.scheduler.turn()
+def other_wal_id() -> str:
+    """The second table's WAL id: random in life, different here."""
+    return "wal1"
 
 
 Start = Callable[[], None]
@@ -94,45 +99,54 @@ Start = Callable[[], None]
 def cast(world: World, stage: Stage, rng: random.Random) -> list[tuple[Process, Start]]:
     """Who takes part."""
     parts: list[tuple[Process, Start]] = []
+    suffix = stage.table_id[-1]
 
     def add(name: str, make: Callable[[Process], Start]) -> None:
-        process = world.process(name, weight=rng.choice([0.05, 0.3, 1.0, 1.0]))
+        process = world.process(f"{name}.{suffix}", weight=rng.choice([0.05, 0.3, 1.0, 1.0]))
         parts.append((process, make(process)))
 
     for number in range(rng.randint(1, 3)):
         exact = rng.random() < 0.5
         items = stage.ledger.numbers(rng.randint(1, 5)) if exact else []
         client = Client(f"client{number}", f"producer{number}" if exact else None, items)
+        # Two processes of one client: the second may start while the first still lives.
         for attempt in range(2 if exact and rng.random() < 0.5 else 1):
-            name = f"writer{number}{'ab'[attempt]}"
-            add(name, lambda process, client=client: writer_process(stage, process, client, rng))  # type: ignore[misc]
+            add(f"writer{number}{'ab'[attempt]}", partial(writer_process, stage, client=client, rng=rng))
     if rng.random() < 0.4:
-        add("appender", lambda process: appender_process(stage, process, rng))
+        add("appender", partial(appender_process, stage, rng=rng))
     if rng.random() < 0.5:
-        add("tailer", lambda process: tailer_process(stage, process, rng))
+        add("tailer", partial(tailer_process, stage, rng=rng))
     for number in range(rng.choice([0, 1, 1, 2])):
-        add(f"collector{number}", lambda process: collector_process(stage, process, rng))
+        add(f"collector{number}", partial(collector_process, stage, rng=rng))
     return parts
 
 
-def play(world: World, stage: Stage, parts: list[tuple[Process, Start]]) -> None:
-    """Create the shard, let the processes run to their ends, then judge with all faults off."""
+def play(world: World, stages: list[Stage], scene: Scene | None, rng: random.Random) -> None:
+    """Create the shards, play the scene, let the processes run to their ends, then judge with all faults off."""
     scheduler = world.scheduler
     world.quiet = True
-    founder = world.process("founder", protected=True)
-    task = founder.start(lambda: stage.create(founder))
-    scheduler.run(lambda: task.done)
+    for stage in stages:
+        alone(world, f"founder.{stage.table_id[-1]}", lambda process, stage=stage: stage.create(process))  # type: ignore[misc]
+    if scene is not None:
+        scene(world, stages[0], rng)
     world.quiet = False
-    mains = [(process, process.start(main)) for process, main in parts]
+    mains = [(process, process.start(main)) for stage in stages for process, main in cast(world, stage, rng)]
     scheduler.run(lambda: all(main.done or not process.alive for process, main in mains))
     for process, _ in mains:
         if process.alive:
             process.end()
     world.quiet = True
     world.settle_network()
-    judge_process = world.process("judge", protected=True)
-    verdict = judge_process.start(lambda: judge(stage, judge_process))
-    scheduler.run(lambda: verdict.done)
+    for stage in stages:
+        alone(world, f"judge.{stage.table_id[-1]}", lambda process, stage=stage: judge(stage, process))  # type: ignore[misc]
+
+
+def alone(world: World, name: str, main: Callable[[Process], None]) -> None:
+    """Run one process to its end."""
+    process = world.process(name, protected=True)
+    task = process.start(lambda: main(process))
+    world.scheduler.run(lambda: task.done)
+    process.end()
 
 
 @dataclass
@@ -160,16 +174,13 @@ def seeds_of(seed: int, schedules: int) -> Iterable[int]:
     return range(seed * 1_000_000_007, seed * 1_000_000_007 + schedules)
 
 
-def outcomes(seeds: Iterable[int], *, faults: frozenset[str] | None = None) -> Iterator[Outcome]:
-    for seed in seeds:
-        yield run_schedule(seed, faults=faults)
-
-
-def simulate(schedules: int, seed: int = 0, *, faults: frozenset[str] | None = None, failures_max: int = 1) -> Report:
+def simulate(
+    schedules: int, seed: int = 0, *, faults: frozenset[str] | None = None, scene: str | None = None, failures_max: int = 1
+) -> Report:
     """Play many schedules in this process; stop at ``failures_max`` violations."""
     report, start = Report(), time.monotonic()
-    for outcome in outcomes(seeds_of(seed, schedules), faults=faults):
-        report.add(outcome)
+    for one in seeds_of(seed, schedules):
+        report.add(run_schedule(one, faults=faults, scene=scene))
         if len(report.failures) >= failures_max:
             break
     report.seconds = time.monotonic() - start

@@ -119,19 +119,53 @@ class World:
     network: list[_Request] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
     struck: Counter[str] = field(default_factory=Counter)
+    held: str | None = None
+    """A create of this name does not arrive."""
+    pauses: dict[str, tuple[str, int]] = field(default_factory=dict)
+    paused: set[str] = field(default_factory=set)
     trace: list[str] | None = None
     quiet: bool = False
     """No faults any more."""
 
     def __post_init__(self) -> None:
         self.scheduler.before_step = self._before_step
-        self.scheduler.may_still_happen = lambda: bool(self.network)
+        self.scheduler.may_still_happen = lambda: any(request.key != self.held for request in self.network)
 
     def process(self, name: str, *, weight: float = 1.0, protected: bool = False) -> Process:
         process = Process(self, name, weight)
         process.protected = protected
         self.processes.append(process)
         return process
+
+    # -- pausing a process at a named step
+
+    def pause(self, process: Process, failpoint: str, skip: int = 0) -> None:
+        """The process stops when it gets to the step for the ``skip``-th time, until ``resume``."""
+        self.pauses[process.name] = (failpoint, skip)
+
+    def resume(self, process: Process) -> None:
+        self.pauses.pop(process.name, None)
+        self.paused.discard(process.name)
+
+    def is_paused(self, process: Process) -> bool:
+        return process.name in self.paused
+
+    def at_failpoint(self, name: str) -> None:
+        """Called by the code at each named step: a turn for the others, perhaps a long one."""
+        task = self.scheduler.current
+        if task is None or not task.process.alive or task.locks_held:
+            return
+        who = task.process.name
+        self.note(who, f"at {name}")
+        self.scheduler.turn()
+        wanted = self.pauses.get(who)
+        if wanted is not None and wanted[0] == name:
+            if wanted[1] > 0:
+                self.pauses[who] = (name, wanted[1] - 1)
+                return
+            self.paused.add(who)
+            while who in self.paused:
+                self.scheduler.block(1.0)
 
     def note(self, who: str, what: str) -> None:
         if self.trace is not None:
@@ -150,7 +184,9 @@ class World:
     def _before_step(self) -> None:
         # A request arrives every other step; at once if nothing else can run.
         if self.network and (not self.scheduler.ready or self.rng.random() < 0.5):
-            self.deliver(self.network[int(self.rng.random() * len(self.network))])
+            request = self.network[int(self.rng.random() * len(self.network))]
+            if request.key != self.held:
+                self.deliver(request)
         faults = self.faults
         if self.quiet or not (faults.crash or faults.stall or faults.clock_jump):
             return
@@ -191,6 +227,10 @@ class World:
     def remove(self, key: str) -> None:
         if self.objects.pop(key, None) is not None:
             del self.keys[bisect.bisect_left(self.keys, key)]
+
+    def drop_held(self) -> None:
+        """The request that was held up never arrives."""
+        self.network = [request for request in self.network if request.key != self.held]
 
     def settle_network(self) -> None:
         """What is still under way arrives now, or never."""

@@ -83,6 +83,8 @@ class _Survey:
     """The first data entries, as many as fit the budget, for the replay."""
     kept_through: ChainPoint
     """Where the kept ones end and reading must go on."""
+    begun_anew: bool = False
+    """The WAL store was empty, and rightly so: what the cursor has passed is not in it."""
 
 
 def open_epoch(log: ShardLog, *, replay: Replay | None = None, writer_id: str | None = None) -> Claim:
@@ -149,8 +151,9 @@ def survey_log(log: ShardLog, *, wanted: bool) -> _Survey:
     for _ in range(_RESTARTS_MAX):
         manifest = log.manifests.load()
         check_open(log, manifest)
-        wal = _wal_to_write(log, manifest)
-        survey = _Survey(manifest, wal, _Walk(manifest.walk_from(replay=wanted)), [], manifest.walk_from(replay=wanted))
+        wal, begun_anew = _wal_to_write(log, manifest)
+        start = manifest.walk_from(replay=wanted)
+        survey = _Survey(manifest, wal, _Walk(start), [], start, begun_anew)
         reader = ChainReader(log.space(manifest.but(wal=wal)), log.clock, eager=True)
         try:
             if _read_to_tip(log, survey, reader, wanted):
@@ -166,11 +169,14 @@ def check_open(log: ShardLog, manifest: ShardManifest) -> None:
         raise NotFoundError(f"shard {log.shard} is {manifest.state}", hint="open the table again to see its shards of now")
 
 
-def _wal_to_write(log: ShardLog, manifest: ShardManifest) -> WalState:
-    """The WAL that the manifest names, if its store is the right one; a new one for another store, if clean."""
+def _wal_to_write(log: ShardLog, manifest: ShardManifest) -> tuple[WalState, bool]:
+    """The WAL that the manifest names, if its store is the right one; a new one for another store, if clean.
+
+    The second says whether it begins anew, in an empty store.
+    """
     wal = manifest.wal.but(uri=log.wal_uri)
     if check_marker(log, manifest):
-        return wal
+        return wal, False
     if log.wal_uri != manifest.wal.uri:
         # A new store, and nothing in the old one is needed: fresh names, so that whoever may still
         # write to the old one meets its seals there and nobody here.
@@ -178,7 +184,7 @@ def _wal_to_write(log: ShardLog, manifest: ShardManifest) -> WalState:
         put_back(log, manifest.but(wal=wal, segments=()))
     else:
         put_back(log, manifest)
-    return wal
+    return wal, True
 
 
 def _read_to_tip(log: ShardLog, survey: _Survey, reader: ChainReader, wanted: bool) -> bool:
@@ -225,7 +231,8 @@ def claim_change(log: ShardLog, manifest: ShardManifest, survey: _Survey, writer
             hint="stop that writer, or open with its wal_uri and checkpoint with scope='all' first",
         )
     owner = Owner(writer=writer_id, claimed_at=log.clock.now())
-    return manifest.but(epoch=manifest.epoch + 1, owner=owner, wal=survey.wal.but(clean_at=manifest.wal.clean_at))
+    floor = max(manifest.wal_floor, manifest.cursor.position) if survey.begun_anew else manifest.wal_floor
+    return manifest.but(epoch=manifest.epoch + 1, owner=owner, wal=survey.wal.but(clean_at=manifest.wal.clean_at), wal_floor=floor)
 
 
 # -- 3. walk
