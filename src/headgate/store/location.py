@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from headgate.errors import InvalidInputError
 from headgate.store.base import Store
@@ -53,9 +53,9 @@ class Location:
             InvalidInputError: an unknown scheme, credentials or a query in the URI, or options
                 that are not strings.
         """
-        text = os.fspath(uri)
+        text = _text(uri)
         checked = _check_options(options)
-        if not text or "\0" in text or text.isspace():
+        if not text or text.isspace():
             raise InvalidInputError("the table's URI is empty", hint="pass a path such as 'data/events' or 's3://bucket/events'")
         match = _SCHEME.match(text)
         if match is None:
@@ -63,10 +63,11 @@ class Location:
             return cls(path, "file", "", path, checked)
         scheme = match.group(1).lower()
         if scheme == "file":
-            parts = urlsplit(text.replace("#", "%23"))
-            if parts.netloc not in ("", "localhost") or parts.query:
+            host, slash, path = text[match.end() :].partition("/")
+            path = unquote(slash + path, errors="surrogateescape")
+            if host.lower() not in ("", "localhost") or not path or "?" in text or not _is_text(path):
                 raise InvalidInputError(f"{_shown(text)} is not a local file URI", hint="write file:///folder, or a plain path")
-            path = os.path.abspath(unquote(parts.path))
+            path = os.path.abspath(path)
             return cls(path, "file", "", path, checked)
         rest = text[match.end() :]
         bucket, _, path = rest.partition("/")
@@ -77,7 +78,7 @@ class Location:
             container, _, host = bucket.partition("@")
             checked.setdefault("azure_storage_account_name", host.split(".", 1)[0])
             bucket = container
-        if "@" in bucket:
+        if "@" in bucket or (":" in bucket and scheme != "memory"):  # a secret may hold a slash: "key:se/cret@bucket"
             raise InvalidInputError(
                 f"{_shown(text)} carries credentials", hint="pass them in storage_options or in the environment, never in a URI"
             )
@@ -89,6 +90,8 @@ class Location:
         if any(part in (".", "..") for part in path.split("/")):
             raise InvalidInputError(f"{_shown(text)} has a '.' or '..' in it", hint="object stores have no such thing")
         scheme = _OBJECT_SCHEMES.get(scheme, scheme)
+        if scheme == "az" and "\\" in path:
+            raise InvalidInputError(f"{_shown(text)} has a backslash in it", hint="Azure takes it for a slash: choose another name")
         return cls(f"{scheme}://{bucket}/{path}".rstrip("/"), scheme, bucket, path, checked)
 
     def open(self, *, fsync: bool = True) -> Store:
@@ -103,18 +106,44 @@ class Location:
         return ObjectStore(self)
 
 
+def _text(uri: str | os.PathLike[str]) -> str:
+    try:
+        text: object = os.fspath(uri)
+    except TypeError:
+        text = None
+    if not isinstance(text, str):
+        raise InvalidInputError(f"the URI is a {type(uri).__name__}", hint="pass a string or a pathlib.Path")
+    if not _is_text(text):
+        raise InvalidInputError("the URI holds a NUL, or bytes that are no text", hint="name it in UTF-8")
+    return text
+
+
+def _is_text(name: str) -> bool:
+    """Can it be written into a manifest and asked of a file system?"""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in name
+
+
 def _shown(uri: str) -> str:
     """The URI without what may be secret in it."""
     scheme, separator, rest = uri.partition("://")
     if not separator:
         return repr(uri)
-    rest = rest.partition("?")[0]
+    rest = rest.partition("?")[0].partition("#")[0]
     host, slash, path = rest.partition("/")
-    return repr(f"{scheme}://{host.rpartition('@')[2]}{slash}{path}")
+    if ":" in host and "@" in path:  # the secret goes on past a slash of its own
+        host, slash, path = path.rpartition("@")[2].partition("/")
+    host = host.rpartition("@")[2]
+    return repr(f"{scheme}://{'…' if ':' in host else host}{slash}{path}")
 
 
 def _check_options(options: Mapping[str, Any] | None) -> Options:
     checked = Options()
+    if options is not None and not isinstance(options, Mapping):
+        raise InvalidInputError(f"the storage options are a {type(options).__name__}", hint="pass a dict of names and strings")
     for name, value in (options or {}).items():
         if not isinstance(name, str) or not isinstance(value, str | int | float | bool):
             raise InvalidInputError(

@@ -65,6 +65,10 @@ class ObjectStore(Store):
             obstore.put(self._store, key, obstore.Bytes(data), mode="create", use_multipart=False)
         except (obstore_errors.AlreadyExistsError, obstore_errors.PreconditionError):
             raise ObjectExistsError(f"{key} exists", object=key) from None
+        except (obstore_errors.NotFoundError, FileNotFoundError) as error:
+            # A create needs no object to be there, so it is the bucket that is missing.
+            message = f"cannot create {key} in {self.uri}: {self._redacted(error)}"
+            raise StoreError(message, object=key, hint="does the bucket exist? Headgate makes none") from None
         except Exception as error:
             raise self._error("create", key, error) from None
 
@@ -75,10 +79,20 @@ class ObjectStore(Store):
             raise self._error("read", key, error) from None
 
     def get_range(self, key: str, start: int, length: int) -> memoryview:
-        try:
-            return memoryview(obstore.get_range(self._store, key, start=start, length=length))
-        except Exception as error:
-            raise self._error("read", key, error) from None
+        if length > 0:
+            try:
+                return memoryview(obstore.get_range(self._store, key, start=start, length=length))
+            except Exception as error:
+                failure = self._error("read", key, error)
+                if not isinstance(failure, StoreUnavailableError):
+                    raise failure from None
+        else:
+            failure = None
+        # A range that is empty, or begins at the end or beyond, is refused by the stores, each in words
+        # of its own; the size says whether that was it. Zero bytes are the answer then, as on a disk.
+        if self.head(key).size_bytes <= start or failure is None:
+            return memoryview(b"")
+        raise failure
 
     def head(self, key: str) -> ObjectInfo:
         try:
@@ -95,6 +109,10 @@ class ObjectStore(Store):
         try:
             for page in obstore.list(self._store, prefix.rstrip("/") or None, offset=start_after or None, chunk_size=_PAGE):
                 for meta in page:
+                    # Azure takes the offset as the first name wanted, and servers that are asked to
+                    # start somewhere may not know how: what was not asked for is dropped here.
+                    if meta["path"] <= start_after:
+                        continue
                     yield ObjectInfo(meta["path"], meta["size"], meta["last_modified"].timestamp())
         except Exception as error:
             raise self._error("list", prefix, error) from None
