@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
+
 from headgate.simulation.run import run_schedule, simulate
 from headgate.simulation.scenes import SCENES
-
 from tests.simulation.planted_bugs import BUGS
 
 SCHEDULES = int(os.environ.get("HEADGATE_SCHEDULES", "2000"))

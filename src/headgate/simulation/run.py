@@ -58,7 +58,7 @@ def run_schedule(seed: int, *, faults: frozenset[str] | None = None, scene: str 
         stages.append(Stage(world, Ledger(), "table1", other_wal_id()))
     chosen = SCENES[scene] if scene is not None else SCENES[rng.choice(list(SCENES))] if rng.random() < 0.3 else None
     problems: list[str] = []
-    with hooked(world.at_failpoint), _hushed():
+    with hooked(world.at_failpoint), hushed():
         try:
             play(world, stages, chosen, rng)
         except SimulationStuck as error:
@@ -75,7 +75,7 @@ def run_schedule(seed: int, *, faults: frozenset[str] | None = None, scene: str 
 
 
 @contextmanager
-def _hushed() -> Iterator[None]:
+def hushed() -> Iterator[None]:
     """No warnings of simulated writers, and none about the last words of the dead."""
     logger = logging.getLogger("headgate")
     level, hook = logger.level, sys.unraisablehook

@@ -38,7 +38,7 @@ class Owner(Protocol):
 class Task:
     """One thread of one process."""
 
-    __slots__ = ("done", "error", "glet", "joiners", "locks_held", "name", "notified", "process", "wake_at")
+    __slots__ = ("done", "error", "glet", "joiners", "locks_held", "name", "notified", "process", "seen", "wake_at")
 
     def __init__(self, scheduler: Scheduler, process: Owner, run: Callable[[], None], name: str) -> None:
         self.process, self.name = process, name
@@ -47,6 +47,8 @@ class Task:
         self.done = False
         self.error: BaseException | None = None
         self.locks_held = 0
+        self.seen = 0
+        """A digest of all that the task was told by the store: with the objects, its whole state."""
         self.joiners: list[Task] = []
         self.glet = greenlet.greenlet(lambda: self._main(scheduler, run), scheduler.hub)
 

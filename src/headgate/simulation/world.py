@@ -81,6 +81,7 @@ class Process:
         self.tasks: list[Task] = []
         self.skew_seconds = 0.0
         self.stalled_until = 0
+        self.tokens = 0
         self.full_weight = weight
         self.protected = False
         """Neither crashes nor stalls: the judge at the end."""
@@ -126,6 +127,9 @@ class World:
     trace: list[str] | None = None
     quiet: bool = False
     """No faults any more."""
+    atomic: bool = False
+    """Requests arrive the moment they are sent: for exhaustive runs, where the turn before is delay enough."""
+    _digest: int = 0
 
     def __post_init__(self) -> None:
         self.scheduler.before_step = self._before_step
@@ -222,15 +226,22 @@ class World:
             return False
         self.objects[key] = body
         bisect.insort(self.keys, key)
+        self._digest ^= hash((key, body))
         return True
 
     def remove(self, key: str) -> None:
-        if self.objects.pop(key, None) is not None:
+        body = self.objects.pop(key, None)
+        if body is not None:
+            self._digest ^= hash((key, body))
             del self.keys[bisect.bisect_left(self.keys, key)]
 
     def drop_held(self) -> None:
         """The request that was held up never arrives."""
         self.network = [request for request in self.network if request.key != self.held]
+
+    def digest(self) -> int:
+        """Of all objects; the same objects, the same digest, whatever the order they came in."""
+        return self._digest
 
     def settle_network(self) -> None:
         """What is still under way arrives now, or never."""
@@ -248,7 +259,7 @@ class SimClock:
         self._scheduler = process.world.scheduler
 
     def now(self) -> float:
-        return EPOCH_SECONDS + self._scheduler.time + self._process.skew_seconds
+        return EPOCH_SECONDS + (0.0 if self._world.atomic else self._scheduler.time) + self._process.skew_seconds
 
     def monotonic(self) -> float:
         return self._scheduler.time
@@ -272,6 +283,9 @@ class SimClock:
         return SimThread(self._scheduler, task)
 
     def token(self) -> str:
+        if self._world.atomic:  # names that depend on the process alone
+            self._process.tokens += 1
+            return f"{self._process.name}-{self._process.tokens}"
         return ulid(int(self._scheduler.time * 1000), self._world.rng.getrandbits(80))
 
     def jitter(self) -> float:
@@ -307,6 +321,13 @@ class SimStore(Store):
             world.note(who, f"create {full}: 409 with nothing there")
             raise ObjectExistsError(f"{key} exists", object=key)
         request = _Request(full, body, world.scheduler.current, self._process)
+        if world.atomic:
+            applied = world.apply(full, body)
+            world.note(who, f"create {full}: {'done' if applied else 'name taken'}")
+            self._saw("create", full, applied)
+            if not applied:
+                raise ObjectExistsError(f"{key} exists", object=key)
+            return
         world.network.append(request)
         if world.strikes("late"):
             request.task = None
@@ -324,6 +345,11 @@ class SimStore(Store):
         if not request.applied:
             raise ObjectExistsError(f"{key} exists", object=key)
 
+    def _saw(self, *what: object) -> None:
+        task = self._world.scheduler.current
+        assert task is not None
+        task.seen = hash((task.seen, what))
+
     def _read(self, what: str, key: str) -> str:
         full = self._begin(what, key)
         if self._world.strikes("read_fails"):
@@ -333,6 +359,7 @@ class SimStore(Store):
     def get(self, key: str) -> memoryview:
         full = self._read("get", key)
         body = self._world.objects.get(full)
+        self._saw("get", full, body)
         self._world.note(self._process.name, f"get {full}: {'missing' if body is None else f'{len(body)} bytes'}")
         if self._world.rng.random() < 0.3:
             self._world.scheduler.turn()
@@ -356,6 +383,7 @@ class SimStore(Store):
         while at < len(world.keys) and world.keys[at].startswith(full):
             rows.append(ObjectInfo(world.keys[at][cut:], len(world.objects[world.keys[at]]), 0.0))
             at += 1
+        self._saw("list", full, start_after, tuple(rows))
         if world.rng.random() < 0.3:
             world.scheduler.turn()
         return iter(rows)
@@ -366,4 +394,5 @@ class SimStore(Store):
             if self._world.strikes("delete_partial"):
                 raise DeleteIncompleteError(list(keys[number:]), "the store gave up")
             self._world.note(self._process.name, f"delete {full}")
+            self._saw("delete", full)
             self._world.remove(full)
