@@ -582,6 +582,33 @@ def test_f10_processes_that_claim_in_a_loop_all_end_and_the_last_one_writes(disk
     assert disk.table.verify(deep=True).ok
 
 
+def test_f10_a_claim_does_not_wait_for_the_end_of_a_busy_incumbent(bench: Any) -> None:
+    """An incumbent that writes whenever the claimant looks around never lets it see a quiet tip."""
+    incumbent = bench.appender(bench.faulty())
+    written = itertools.count()
+    claimed_at: list[int] = []
+    lock = threading.Lock()
+
+    def write_on(operation: str, key: str) -> None:
+        with lock:
+            if claimed_at or operation != "list" or "wal/" not in key:
+                return
+            for _ in range(3):
+                number = next(written)
+                assert number < 500, "500 entries later the claimant is still reading to the tip"
+                incumbent.append([bench.rows(number)])
+
+    def note(name: str) -> None:
+        if name == "fence.claimed":
+            claimed_at.append(next(written))
+
+    with hooked(note):
+        successor = bench.appender(bench.faulty(before=write_on))
+    assert claimed_at
+    assert successor.append([bench.rows(10_000)])[0] == 2
+    assert len(bench.ids()) == claimed_at[0] + 1
+
+
 # -- F13
 
 
