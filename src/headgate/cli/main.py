@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import headgate as hg
-from headgate.cli import demo, log, table
+from headgate.cli import demo, log, simulate, table
 from headgate.cli.command import Command
 
 app = typer.Typer(
@@ -36,7 +36,7 @@ def _root(
     """Durable, low-latency, fenced writes into columnar tables on object storage."""
 
 
-for _run in (table.create, table.status, log.tail, table.verify, log.trim, demo.demo):
+for _run in (table.create, table.status, log.tail, table.verify, log.trim, demo.demo, simulate.simulate):
     app.command(cls=Command)(_run)
 
 

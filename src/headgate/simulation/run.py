@@ -6,11 +6,12 @@ Owns: how a seed becomes a world, and the report. A failing seed is printed and 
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,20 +48,28 @@ class Outcome:
         return not self.problems
 
 
-def run_schedule(seed: int, *, faults: frozenset[str] | None = None, scene: str | None = None, trace: bool = False) -> Outcome:
-    """Play one schedule. ``faults``: the kinds that may strike; None: all. ``scene``: this plot; None: as the seed says."""
+def run_schedule(
+    seed: int, *, faults: frozenset[str] | None = None, scene: str | None = None, small: bool = False, trace: bool = False
+) -> Outcome:
+    """Play one schedule.
+
+    Args:
+        faults: the kinds that may strike; None: all.
+        scene: this plot; None: as the seed says.
+        small: few processes and one table, for traces that people read.
+    """
     rng = random.Random(seed)
     scheduler = Scheduler(rng)
     world = World(scheduler, rng, Faults.random(rng, faults), trace=[] if trace else None)
     # Most schedules are free play; some have a plot first. Two tables may share one WAL store.
     stages = [Stage(world, Ledger())]
-    if rng.random() < 0.15:
+    if rng.random() < 0.15 and not small:
         stages.append(Stage(world, Ledger(), "table1", other_wal_id()))
     chosen = SCENES[scene] if scene is not None else SCENES[rng.choice(list(SCENES))] if rng.random() < 0.3 else None
     problems: list[str] = []
     with hooked(world.at_failpoint), hushed():
         try:
-            play(world, stages, chosen, rng)
+            play(world, stages, chosen, rng, small)
         except SimulationStuck as error:
             problems.append(f"HANG: {error}")
         finally:
@@ -96,7 +105,7 @@ def other_wal_id() -> str:
 Start = Callable[[], None]
 
 
-def cast(world: World, stage: Stage, rng: random.Random) -> list[tuple[Process, Start]]:
+def cast(world: World, stage: Stage, rng: random.Random, small: bool) -> list[tuple[Process, Start]]:
     """Who takes part."""
     parts: list[tuple[Process, Start]] = []
     suffix = stage.table_id[-1]
@@ -105,23 +114,23 @@ def cast(world: World, stage: Stage, rng: random.Random) -> list[tuple[Process, 
         process = world.process(f"{name}.{suffix}", weight=rng.choice([0.05, 0.3, 1.0, 1.0]))
         parts.append((process, make(process)))
 
-    for number in range(rng.randint(1, 3)):
+    for number in range(2 if small else rng.randint(1, 3)):
         exact = rng.random() < 0.5
         items = stage.ledger.numbers(rng.randint(1, 5)) if exact else []
         client = Client(f"client{number}", f"producer{number}" if exact else None, items)
         # Two processes of one client: the second may start while the first still lives.
         for attempt in range(2 if exact and rng.random() < 0.5 else 1):
             add(f"writer{number}{'ab'[attempt]}", partial(writer_process, stage, client=client, rng=rng))
-    if rng.random() < 0.4:
+    if rng.random() < 0.4 and not small:
         add("appender", partial(appender_process, stage, rng=rng))
-    if rng.random() < 0.5:
+    if rng.random() < 0.5 and not small:
         add("tailer", partial(tailer_process, stage, rng=rng))
-    for number in range(rng.choice([0, 1, 1, 2])):
+    for number in range(rng.choice([0, 1] if small else [0, 1, 1, 2])):
         add(f"collector{number}", partial(collector_process, stage, rng=rng))
     return parts
 
 
-def play(world: World, stages: list[Stage], scene: Scene | None, rng: random.Random) -> None:
+def play(world: World, stages: list[Stage], scene: Scene | None, rng: random.Random, small: bool) -> None:
     """Create the shards, play the scene, let the processes run to their ends, then judge with all faults off."""
     scheduler = world.scheduler
     world.quiet = True
@@ -130,7 +139,7 @@ def play(world: World, stages: list[Stage], scene: Scene | None, rng: random.Ran
     if scene is not None:
         scene(world, stages[0], rng)
     world.quiet = False
-    mains = [(process, process.start(main)) for stage in stages for process, main in cast(world, stage, rng)]
+    mains = [(process, process.start(main)) for stage in stages for process, main in cast(world, stage, rng, small)]
     scheduler.run(lambda: all(main.done or not process.alive for process, main in mains))
     for process, _ in mains:
         if process.alive:
@@ -160,6 +169,13 @@ class Report:
     steps: int = 0
     seconds: float = 0.0
 
+    def merge(self, part: Report) -> None:
+        self.schedules += part.schedules
+        self.struck.update(part.struck)
+        self.acknowledged += part.acknowledged
+        self.steps += part.steps
+        self.failures += part.failures
+
     def add(self, outcome: Outcome) -> None:
         self.schedules += 1
         self.struck.update(outcome.struck)
@@ -169,19 +185,61 @@ class Report:
             self.failures.append(outcome)
 
 
-def seeds_of(seed: int, schedules: int) -> Iterable[int]:
+def seeds_of(seed: int, schedules: int) -> range:
     """The seeds of a run: different runs share none."""
     return range(seed * 1_000_000_007, seed * 1_000_000_007 + schedules)
 
 
+Tell = Callable[[Report], None]
+
+
 def simulate(
-    schedules: int, seed: int = 0, *, faults: frozenset[str] | None = None, scene: str | None = None, failures_max: int = 1
+    schedules: int,
+    seed: int = 0,
+    *,
+    faults: frozenset[str] | None = None,
+    scene: str | None = None,
+    failures_max: int = 1,
+    jobs: int = 1,
+    tell: Tell | None = None,
 ) -> Report:
-    """Play many schedules in this process; stop at ``failures_max`` violations."""
+    """Play many schedules; stop at ``failures_max`` violations.
+
+    Args:
+        jobs: processes to spread them over.
+        tell: called with the report so far, now and then.
+    """
     report, start = Report(), time.monotonic()
-    for one in seeds_of(seed, schedules):
-        report.add(run_schedule(one, faults=faults, scene=scene))
-        if len(report.failures) >= failures_max:
-            break
-    report.seconds = time.monotonic() - start
+    seeds = seeds_of(seed, schedules)
+    chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
+    play_some = partial(_play_chunk, faults=faults, scene=scene, failures_max=failures_max)
+    with _mapped(play_some, chunks, jobs) as parts:
+        for part in parts:
+            report.merge(part)
+            report.seconds = time.monotonic() - start
+            if tell is not None:
+                tell(report)
+            if len(report.failures) >= failures_max:
+                break
     return report
+
+
+_CHUNK = 100
+
+
+def _play_chunk(seeds: range, *, faults: frozenset[str] | None, scene: str | None, failures_max: int) -> Report:
+    part = Report()
+    for seed in seeds:
+        part.add(run_schedule(seed, faults=faults, scene=scene))
+        if len(part.failures) >= failures_max:
+            break
+    return part
+
+
+@contextmanager
+def _mapped(work: Callable[[range], Report], chunks: list[range], jobs: int) -> Iterator[Iterator[Report]]:
+    if jobs <= 1:
+        yield map(work, chunks)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield pool.imap_unordered(work, chunks)
