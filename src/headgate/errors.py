@@ -91,7 +91,7 @@ class WriterPoisonedError(HeadgateError):
     """The writer met a failure it cannot get past. Reopen to go on.
 
     ``cause`` is what went wrong, ``unacknowledged`` what was accepted and not acknowledged,
-    in order: each an ``UnacknowledgedPut``.
+    in order: each a ``Put``.
     """
 
     def __init__(self, message: str, *, cause: BaseException, unacknowledged: Sequence[Any] = (), hint: str = "") -> None:
@@ -136,8 +136,7 @@ class DataLossError(HeadgateError):
     def __init__(self, message: str, *, object: str, hint: str = "") -> None:
         super().__init__(
             message,
-            hint=hint
-            or "nothing was written; restore the object from a backup or a bucket version, or see `headgate verify` and `headgate repair`",
+            hint=hint or "nothing was written; restore the object from a backup or a bucket version, and see `headgate verify`",
         )
         self.object = object
 

@@ -23,7 +23,7 @@ from headgate.schema import check_schema, decode_schema, encode_schema
 from headgate.shard import Places, Shard
 from headgate.sharding import check_sharding, first_shards, unsharded
 from headgate.store import Location, Store, probe
-from headgate.wal.collect import trim
+from headgate.wal.collect import check_trim, trim
 
 _FOLDER = "table/"
 
@@ -78,8 +78,11 @@ class Table:
             before: a position for every shard, or one per shard id. Nothing is deleted yet; collection may then.
         """
         wanted = before if isinstance(before, Mapping) else {shard.id: before for shard in self.shards}
-        for name, position in wanted.items():
-            trim(self.shard(name).log, position)
+        logs = [(self.shard(name).log, position) for name, position in wanted.items()]
+        for log, position in logs:
+            check_trim(log, position)  # all are checked before any is trimmed
+        for log, position in logs:
+            trim(log, position)
 
     def __repr__(self) -> str:
         return f"Table({self.uri!r}, key={list(self.key)}, shards={len(self._manifest.shards)})"
@@ -161,7 +164,7 @@ def open_table(
     wal_uri: str | os.PathLike[str] | None = None,
     wal_storage_options: Mapping[str, Any] | None = None,
 ) -> Table:
-    """Open a table. Writes nothing and fences nobody.
+    """Open a table. Fences nobody, and writes nothing, unless its creation was cut short: then it is finished.
 
     Args:
         wal_uri: where its log is; None: where it was when the table was created.

@@ -23,7 +23,7 @@ def simulate(
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=64, help="Processes.")] = os.cpu_count() or 1,
     replay: Annotated[
         int | None,
-        typer.Option("--replay", metavar="SCHEDULE", min=0, show_default=False, help="Play one schedule again and show all of it."),
+        typer.Option("--replay", metavar="SCHEDULE", min=0, show_default=False, help="Play one schedule again; show all."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -66,17 +66,15 @@ def simulate(
             document["trace"] = shrink.readable(smallest.trace)
         print_json(document)
     else:
-        out.print(
-            f"{report.schedules:,} schedules, {report.steps:,} steps, {report.acknowledged:,} puts acknowledged, {report.seconds:.1f} s"
-        )
-        print_table(
-            ["fault", "struck"], [[name, f"{count:,}"] for name, count in sorted(report.struck.items())], right=frozenset({"struck"})
-        )
+        counts = f"{report.steps:,} steps, {report.acknowledged:,} puts acknowledged"
+        out.print(f"{report.schedules:,} schedules, {counts}, {report.seconds:.1f} s")
+        struck = [[name, f"{count:,}"] for name, count in sorted(report.struck.items())]
+        print_table(["fault", "struck"], struck, right=frozenset({"struck"}))
         if smallest is None:
             out.print("no violation")
         else:
             failure = report.failures[0]
             out.print(f"violation in schedule {failure.seed}: {failure.problems[0]}")
-            out.print(f"a smaller schedule with the same violation, {smallest.seed}: {smallest.problems[0] if smallest.problems else ''}")
+            out.print(f"a smaller schedule that violates it, {smallest.seed}: {smallest.problems[0] if smallest.problems else ''}")
             out.print("\n".join(shrink.readable(smallest.trace)))
     raise typer.Exit(1 if report.failures else 0)

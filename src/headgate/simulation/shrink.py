@@ -10,9 +10,7 @@ from __future__ import annotations
 from headgate.simulation.run import Outcome, run_schedule
 from headgate.simulation.scenes import SCENES
 
-_TELLING = tuple(
-    [": done", ": name taken", "delete ", "dies", "stalls", "opened", "lost", "409", "no answer", "wipe", "damage", "fence.", "close."]
-)
+_WORDS = ": done|: name taken|delete |dies|stalls|opened|lost|409|no answer|wipe|damage|fence.|close."
 
 
 def shrink(failure: Outcome, *, tries: int = 400, scene: str | None = None) -> Outcome:
@@ -34,4 +32,4 @@ def shrink(failure: Outcome, *, tries: int = 400, scene: str | None = None) -> O
 
 def readable(trace: list[str]) -> list[str]:
     """Who did what to which object: the lines that change or decide something."""
-    return [line for line in trace if any(word in line for word in _TELLING)]
+    return [line for line in trace if any(word in line for word in _WORDS.split("|"))]

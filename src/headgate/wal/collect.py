@@ -45,11 +45,7 @@ def trim(log: ShardLog, before: int) -> ShardManifest:
     Raises:
         InvalidInputError: beyond the tip, or below what a consumer or a checkpoint still needs.
     """
-    if not isinstance(before, int) or before < 0:
-        raise InvalidInputError(f"before is {before!r}", hint="a position, a whole number from 0")
-    manifest, tip = find_tip(log)
-    if before > tip.position:
-        raise InvalidInputError(f"shard {log.shard} ends at {tip.position}; {before} lies beyond", hint=f"trim to {tip.position} at most")
+    manifest = check_trim(log, before)
     point, ends, producers = _walk_to(log, manifest, before)
     if point.position < before:
         return manifest  # somebody else trimmed further while we walked
@@ -73,6 +69,16 @@ def trim(log: ShardLog, before: int) -> ShardManifest:
         return current.but(cursor=over_seals(point, segments), segments=segments.rows, producers=merged)
 
     return log.manifests.commit(change)
+
+
+def check_trim(log: ShardLog, before: int) -> ShardManifest:
+    """Refuse what cannot be trimmed, without trimming. Returns the manifest it looked at."""
+    if isinstance(before, bool) or not isinstance(before, int) or before < 0:
+        raise InvalidInputError(f"before is {before!r}", hint="a position, a whole number from 0")
+    manifest, tip = find_tip(log)
+    if before > tip.position:
+        raise InvalidInputError(f"shard {log.shard} ends at {tip.position}; {before} lies beyond", hint=f"trim to {tip.position} at most")
+    return manifest
 
 
 def _walk_to(log: ShardLog, manifest: ShardManifest, position: int) -> tuple[ChainPoint, dict[int, int], dict[str, ProducerMark]]:

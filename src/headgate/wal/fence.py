@@ -228,7 +228,7 @@ def claim_change(log: ShardLog, manifest: ShardManifest, survey: _Survey, writer
     if survey.wal.id != manifest.wal.id and manifest.wal.clean_at is None:
         raise WalStoreMismatchError(
             f"shard {log.shard} is being written to its old WAL store ({manifest.wal.uri or 'beside the table'})",
-            hint="stop that writer, or open with its wal_uri and checkpoint with scope='all' first",
+            hint="stop that writer, or open with its wal_uri, give up or flush what is in the log, and close",
         )
     owner = Owner(writer=writer_id, claimed_at=log.clock.now())
     floor = max(manifest.wal_floor, manifest.cursor.position) if survey.begun_anew else manifest.wal_floor

@@ -54,7 +54,7 @@ def check_marker(log: ShardLog, manifest: ShardManifest) -> bool:
     raise WalStoreMismatchError(
         f"the WAL store {space.store.uri} holds nothing of WAL {space.wal_id}, shard {space.shard}, and the shard still needs "
         f"its log (cursor {manifest.cursor.position}, last seen {manifest.wal_position_last_seen}); it was written to {where}",
-        hint="pass the right wal_uri; if its objects were deleted, acknowledged rows are gone: see `headgate repair`",
+        hint="pass the right wal_uri; if its objects were deleted, acknowledged rows are gone: restore them from a backup or a bucket version",
     )
 
 
