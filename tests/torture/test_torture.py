@@ -1,0 +1,35 @@
+"""A short torture, and the proof that it would notice. The long one: see torture.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "torture.py"
+
+pytestmark = pytest.mark.slow
+
+
+def torture(*options: str) -> subprocess.CompletedProcess[str]:
+    ran = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True, timeout=170)
+    print(ran.stdout, ran.stderr)
+    return ran
+
+
+def test_a14_killed_and_stalled_writers_lose_and_double_nothing(tmp_path):
+    ran = torture("--kills", "25", "--stalls", "25", "--seed", "14", "--dir", str(tmp_path))
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "violations 0" in ran.stdout
+
+
+@pytest.mark.parametrize("plant", ["acknowledge-early", "forget-producers", "skip-the-seal"])
+def test_a_planted_bug_is_noticed(tmp_path, plant):
+    for seed in range(6):
+        ran = torture("--kills", "20", "--stalls", "10", "--seed", str(seed), "--dir", str(tmp_path / str(seed)), "--plant", plant)
+        if ran.returncode == 1 and "VIOLATION" in ran.stdout:
+            return
+    pytest.fail(f"{plant} went unnoticed")
