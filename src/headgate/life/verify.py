@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headgate.errors import HeadgateError
-from headgate.manifest import ChainPoint, ShardManifest
+from headgate.manifest import ShardManifest
 from headgate.wal.entry import SEAL_BYTES
 from headgate.wal.log import ShardLog
 from headgate.wal.loss import evidence_of_loss
@@ -101,8 +101,8 @@ def _verify_seals(log: ShardLog, manifest: ShardManifest, problems: list[Problem
     """Every seal still stands: life-cycle rules of a bucket that expire objects delete seals too."""
     space = log.space(manifest)
     present = {point for point, info in space.list_from(0) if info.size_bytes == SEAL_BYTES}
-    for seal in manifest.ends().ends():
-        if ChainPoint(*seal) not in present:
+    for seal in manifest.seals():
+        if seal not in present:
             problems.append(
                 Problem(
                     log.shard,

@@ -126,6 +126,8 @@ class WalState(Record):
     id: str
     uri: str | None = None
     """Where a separate WAL store is, for people and as a default; None: beside the table."""
+    first_epoch: int = 1
+    """The seals of earlier epochs are in the WAL that was written before this one."""
     clean_at: int | None = None
     """The tip, when every row before it is in runs and nothing was in flight; else None."""
 
@@ -182,6 +184,10 @@ class ShardManifest(Manifest):
 
     def ends(self) -> Segments:
         return Segments(self.segments)
+
+    def seals(self) -> list[ChainPoint]:
+        """Every seal that must stand in the WAL of now."""
+        return [seal for seal in self.ends().ends() if seal.epoch >= self.wal.first_epoch]
 
     def hold_position(self) -> int:
         """No data entry at or above this position may be collected."""

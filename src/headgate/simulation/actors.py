@@ -99,12 +99,17 @@ class Stage:
     def __init__(self, world: World, ledger: Ledger, table_id: str = "table0", wal_id: str = "wal0", shard: str = "0000") -> None:
         self.world, self.ledger = world, ledger
         self.table_id, self.wal_id, self.shard = table_id, wal_id, shard
+        self.wal_elsewhere: str | None = None
+        """The prefix of a separate WAL store; None: beside the table."""
 
     def log(self, process: Process, policy: RetryPolicy = _POLICY) -> ShardLog:
         clock = SimClock(process)
         store = RetryingStore(SimStore(process), clock, policy)
         manifests = ManifestChain(store, self.folder, ShardManifest, clock, policy)
-        return ShardLog(self.table_id, self.shard, manifests, store, None, clock, policy)
+        if self.wal_elsewhere is None:
+            return ShardLog(self.table_id, self.shard, manifests, store, None, clock, policy)
+        other = SimStore(process, self.wal_elsewhere)
+        return ShardLog(self.table_id, self.shard, manifests, RetryingStore(other, clock, policy), other.uri, clock, policy)
 
     @property
     def folder(self) -> str:

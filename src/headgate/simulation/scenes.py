@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 
 from headgate.config import ShardWriterConfig
-from headgate.errors import DataLossError, FencedError, HeadgateError
+from headgate.errors import DataLossError, FencedError, HeadgateError, WalStoreMismatchError
 from headgate.simulation.actors import RULES, Stage, archive_and_trim, collect_manifests, rows_of
 from headgate.simulation.world import Process, SimClock, World
 from headgate.wal.appender import EpochWriter, WalAppender
@@ -225,8 +225,43 @@ def gap(world: World, stage: Stage, rng: random.Random) -> None:
     world.held = None
 
 
+def swap(world: World, stage: Stage, rng: random.Random) -> None:
+    """Another WAL store: refused while the log is needed, taken when clean; whoever sleeps in the old one stays fenced."""
+    _run(world, author := world.process("author", protected=True), lambda: _append(stage, author, rng))
+    before = dict(world.objects)
+    stage.wal_elsewhere = "other/"
+    wrong = world.process("wrong", protected=True)
+
+    def open_wrong() -> None:
+        try:
+            ShardWriter(stage.log(wrong), RULES, _WAL_ONLY).abort()
+        except WalStoreMismatchError:
+            return
+        except HeadgateError as error:
+            stage.ledger.problems.append(f"UNEXPECTED: wrong: {error!r}")
+        else:
+            stage.ledger.problems.append("WRONG STORE: a WAL store without the log was accepted")
+
+    _run(world, wrong, open_wrong)
+    if world.objects != before:
+        stage.ledger.problems.append("WROTE: a refused open wrote")
+    stage.wal_elsewhere = None
+    _wake_a_sleeper_after(world, stage, rng, lambda: setattr(stage, "wal_elsewhere", "other/"))
+
+
 def wipe(world: World, stage: Stage, rng: random.Random) -> None:
     """The WAL store is wiped while clean, with a writer fenced long ago still asleep somewhere."""
+
+    def empty() -> None:
+        for key in [key for key in world.objects if key.startswith("wal/")]:
+            world.remove(key)
+        world.note("wipe", "the WAL store is empty")
+
+    _wake_a_sleeper_after(world, stage, rng, empty)
+
+
+def _wake_a_sleeper_after(world: World, stage: Stage, rng: random.Random, event: Callable[[], None]) -> None:
+    """A writer sleeps; an heir fences it, gives up the log and closes; the event; a next writer; then the sleeper wakes."""
     sleeper = world.process("sleeper", protected=True)
     asleep = {"yet": False, "done": False}
 
@@ -265,9 +300,7 @@ def wipe(world: World, stage: Stage, rng: random.Random) -> None:
     if stage.latest().wal.clean_at is None:
         stage.ledger.problems.append("NOT CLEAN: everything was given up and the writer closed")
         return
-    for key in [key for key in world.objects if key.startswith("wal/")]:
-        world.remove(key)
-    world.note("wipe", "the WAL store is empty")
+    event()
     next_process = world.process("next", protected=True)
 
     def open_next() -> None:
@@ -294,5 +327,6 @@ SCENES: dict[str, Scene] = {
     "gap": gap,
     "several_seals": several_seals,
     "slow_claimant": slow_claimant,
+    "swap": swap,
     "wipe": wipe,
 }

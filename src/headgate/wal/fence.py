@@ -180,8 +180,8 @@ def _wal_to_write(log: ShardLog, manifest: ShardManifest) -> tuple[WalState, boo
     if log.wal_uri != manifest.wal.uri:
         # A new store, and nothing in the old one is needed: fresh names, so that whoever may still
         # write to the old one meets its seals there and nobody here.
-        wal = wal.but(id=log.clock.token())
-        put_back(log, manifest.but(wal=wal, segments=()))
+        wal = wal.but(id=log.clock.token(), first_epoch=manifest.cursor.epoch)
+        put_back(log, manifest.but(wal=wal))
     else:
         put_back(log, manifest)
     return wal, True

@@ -54,14 +54,14 @@ def check_marker(log: ShardLog, manifest: ShardManifest) -> bool:
     raise WalStoreMismatchError(
         f"the WAL store {space.store.uri} holds nothing of WAL {space.wal_id}, shard {space.shard}, and the shard still needs "
         f"its log (cursor {manifest.cursor.position}, last seen {manifest.wal_position_last_seen}); it was written to {where}",
-        hint="pass the right wal_uri; if its objects were deleted, acknowledged rows are gone: restore them from a backup or a bucket version",
+        hint="pass the right wal_uri; if its objects were deleted, restore them: acknowledged rows are gone with them",
     )
 
 
 def put_back(log: ShardLog, manifest: ShardManifest) -> None:
     """Every seal that the manifest knows of, then the marker. Can be repeated."""
     space = log.space(manifest)
-    list(map_ordered(log.clock, lambda seal: _put_seal_back(log, space, manifest, seal), list(manifest.ends().ends()), parallel=16))
+    list(map_ordered(log.clock, lambda seal: _put_seal_back(log, space, manifest, seal), manifest.seals(), parallel=16))
     failpoint("marker.seals-back")
     body = encode_document(WalMarker(wal_id=space.wal_id, table_id=space.table_id, shard=space.shard))
     occupant = create_exactly(space.store, space.marker_key, body, log.clock, log.policy)
