@@ -149,16 +149,7 @@ def cuts_that_lose(run: Run, live: Callable[[Run], None], step: int = 1) -> list
     return wrong
 
 
-UNSETTLED = "a seal says durable_through before the walk has synced the folders of what it names: the log does not open after the cut"
-
-
-@pytest.mark.parametrize(
-    "live",
-    [
-        a_writers_life,
-        pytest.param(two_that_died_before_their_folder_was_synced, marks=pytest.mark.xfail(strict=True, reason=UNSETTLED)),
-    ],
-)
+@pytest.mark.parametrize("live", [a_writers_life, two_that_died_before_their_folder_was_synced])
 def test_r17_a_power_cut_at_any_moment_loses_nothing_acknowledged(tmp_path, live):
     wrong = cuts_that_lose(Run(tmp_path), live)
 

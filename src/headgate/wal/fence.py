@@ -130,8 +130,8 @@ def _take_over(log: ShardLog, claimed: ShardManifest, survey: _Survey, replay: R
     walk = seal_walk(log, claimed, survey, replay, writer_id)
     space = log.space(claimed)
     for walked in sorted(walk.epochs | {epoch}):
-        # A name may be visible and its folder not yet synced: before we acknowledge what comes
-        # after it, it must be as durable as our own (R17).
+        # The same for seals of others that we only read: before we acknowledge what comes after
+        # them, they must be as durable as our own (R17).
         space.store.settle(space.epoch_folder(walked))
     failpoint("fence.walked")
 
@@ -260,6 +260,9 @@ def seal_walk(log: ShardLog, claimed: ShardManifest, survey: _Survey, replay: Re
                 if walk.first_seal is None and (onward := check_not_lost(log, claimed, reader, walk.point)) != walk.point:
                     walk.point = onward  # trimmed under us: what lies before it is given up
                     continue
+                # A seal vouches for all before it, so their names must be durable first: a power cut may
+                # keep the seal and forget a name beside it that nobody had synced yet (R17).
+                space.store.settle(space.epoch_folder(walk.point.epoch))
                 # A missing entry in an older epoch gets a seal, and what stands there then counts, whoever's it is (F16, A05).
                 failpoint("fence.before-seal")
                 occupant = put_seal(log, space, walk.point, by_epoch=me, durable_through=walk.point.position - 1, writer_id=writer_id)
