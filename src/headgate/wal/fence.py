@@ -140,7 +140,7 @@ def _take_over(log: ShardLog, claimed: ShardManifest, survey: _Survey, replay: R
     #    cursor moves over seals, so idle reopens leave nothing behind (K01).
     verified = log.manifests.commit(lambda m: verify_change(log, m, epoch, walk, resume=replay is None))
     failpoint("fence.verified")
-    return Claim(verified, space, writer_id, epoch, walk.point, walk.producers)
+    return Claim(verified, space, writer_id, epoch, walk.point, verified.producers)
 
 
 # -- 1. survey
@@ -321,13 +321,15 @@ def verify_change(log: ShardLog, manifest: ShardManifest, epoch: int, walk: _Wal
         raise _TrimmedUnderWalk(manifest)
     segments = manifest.ends().adding(walk.ends)
     last_seen = max(manifest.wal_position_last_seen, walk.point.position - 1)
+    producers = dict(manifest.producers)  # a trim may have added some since the claim, of entries that are gone by now
+    merge(producers, walk.producers.items())
     return manifest.but(
         segments=segments.rows,
         cursor=over_seals(manifest.cursor, segments),
         wal=manifest.wal.but(clean_at=None),
         wal_position_last_seen=last_seen,
         resume=walk.point if resume else None,
-        producers=dict(walk.producers),
+        producers=producers,
     )
 
 
