@@ -101,8 +101,11 @@ class _PlanChooser:
                 self.branches.append((*self.taken, other))
 
 
-def explore(*, preemptions: int = 2, collections: int = 1, seconds_max: float = 3600.0, failures_max: int = 1) -> Explored:
-    """All interleavings with at most ``preemptions``; stops at the first violation."""
+def explore(*, preemptions: int = 2, split_collection: bool = True, seconds_max: float = 3600.0, failures_max: int = 1) -> Explored:
+    """All interleavings with at most ``preemptions``; stops at the first violation.
+
+    ``split_collection``: others may run between any two steps of the collection; else it is one step, anywhere.
+    """
     found, start = Explored(), time.monotonic()
     visited: dict[tuple[object, ...], int] = {}
     plans: list[Plan] = [()]
@@ -112,7 +115,7 @@ def explore(*, preemptions: int = 2, collections: int = 1, seconds_max: float = 
             break
         chooser = _PlanChooser(plans.pop(), preemptions, visited)
         found.runs += 1
-        problems = _play(chooser, collections)
+        problems = _play(chooser, split_collection)
         plans += reversed(chooser.branches)
         if problems:
             found.failures.append((tuple(chooser.taken), problems))
@@ -122,14 +125,14 @@ def explore(*, preemptions: int = 2, collections: int = 1, seconds_max: float = 
     return found
 
 
-def replay(plan: Plan, *, collections: int = 1) -> list[str]:
+def replay(plan: Plan, *, split_collection: bool = True) -> list[str]:
     """The trace of one plan, and what was wrong with it."""
     trace: list[str] = []
-    problems = _play(_PlanChooser(plan, 1 << 30, {}), collections, trace)
+    problems = _play(_PlanChooser(plan, 1 << 30, {}), split_collection, trace)
     return trace + problems
 
 
-def _play(chooser: _PlanChooser, collections: int, trace: list[str] | None = None) -> list[str]:
+def _play(chooser: _PlanChooser, split_collection: bool, trace: list[str] | None = None) -> list[str]:
     rng = _Steady()
     scheduler = Scheduler(rng, chooser, steps_max=5000)
     world = World(scheduler, rng, Faults(), trace=trace)
@@ -138,7 +141,7 @@ def _play(chooser: _PlanChooser, collections: int, trace: list[str] | None = Non
     escaped = scheduler.escaped
     with hushed(), hooked(lambda name: None), _no_read_ahead():
         try:
-            _scenario(world, stage, chooser, collections)
+            _scenario(world, stage, chooser, split_collection)
         except _Visited:
             return []
         except SimulationStuck as error:
@@ -151,7 +154,7 @@ def _play(chooser: _PlanChooser, collections: int, trace: list[str] | None = Non
     return stage.ledger.problems + [f"ESCAPED: {task.name}: {error!r}" for task, error in escaped if not isinstance(error, ProcessDied)]
 
 
-def _scenario(world: World, stage: Stage, chooser: _PlanChooser, collections: int) -> None:
+def _scenario(world: World, stage: Stage, chooser: _PlanChooser, split_collection: bool) -> None:
     ledger, scheduler = stage.ledger, world.scheduler
     box: dict[str, WalAppender] = {}
 
@@ -181,16 +184,16 @@ def _scenario(world: World, stage: Stage, chooser: _PlanChooser, collections: in
 
     def collect(process: Process) -> None:
         try:
-            for _ in range(collections):
-                log = stage.log(process)
-                archive_and_trim(stage, log, world.rng, stop_chance=0.0)
-                collect_entries(log, dry_run=False, sweep=True)
-                collect_manifests(log)
+            log = stage.log(process)
+            archive_and_trim(stage, log, world.rng, stop_chance=0.0)
+            collect_entries(log, dry_run=False, sweep=True)
+            collect_manifests(log)
         except HeadgateError as error:
             stage.open_problem(process.name, error)
 
     numbers = ledger.numbers(3)
     b, c, gc = (world.process(name, protected=True) for name in ("b", "c", "gc"))
+    gc.runs_through = not split_collection
     tasks = [
         incumbent.start(lambda: append_one(box["incumbent"], numbers[0])),
         b.start(lambda: claim(b, numbers[1])),
