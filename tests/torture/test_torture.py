@@ -20,7 +20,7 @@ def torture(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a14_killed_and_stalled_writers_lose_and_double_nothing(tmp_path):
-    ran = torture("--kills", "50", "--stalls", "50", "--seed", "14", "--dir", str(tmp_path))
+    ran = torture("--kills", "30", "--stalls", "30", "--seed", "14", "--dir", str(tmp_path))
 
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "violations 0" in ran.stdout

@@ -66,6 +66,7 @@ class Child:
     pipe: int
     output: Path
     buffer: bytes = b""
+    opened: bool = False
     stopped: bool = False
     killed: bool = False
 
@@ -197,6 +198,7 @@ class Driver:
             else:
                 self.figures.ends[{b"O": "opened", b"F": "fenced", b"C": "closed", b"K": "refused"}[kind]] += 1
                 self.figures.takeovers += kind == b"O"
+                child.opened |= kind == b"O"
 
     def acknowledged(self, kind: bytes, number: int, place: tuple[int, int]) -> None:
         self.figures.acks += 1
@@ -253,9 +255,7 @@ class Driver:
         self.wait_for("the table", lambda: not self.children)
         tailer = self.start("tailer", lambda _: follow(uri, tailed))
         figures = self.figures
-        rounds = 0
         while (figures.kills.total() < self.kills or figures.stalls.total() < self.stalls) and not figures.violations:
-            rounds += 1
             self.pump(chance.choice([0.0005, 0.004, 0.02, 0.06]) * 2 * chance.random())
             writers = self.alive("writer")
             running = [child for child in writers if not child.stopped]
@@ -263,16 +263,20 @@ class Driver:
             if not running and len(writers) < WRITERS_MAX + 2:
                 self.start_writer()
                 continue
+            if chance.random() < 0.7:
+                # Most strokes are for those who have got so far as to write; the rest for those who are on their way.
+                writers, running = [c for c in writers if c.opened], [c for c in running if c.opened]
             act = chance.random()
             if act < 0.3:
-                if len(writers) < WRITERS_MAX:
+                if len(self.alive("writer")) < WRITERS_MAX:
                     self.start_writer()
             elif act < 0.6:
-                if figures.kills.total() < self.kills:
-                    self.kill(chance.choice(writers + [child for child in others if chance.random() < 0.3]))
+                victims = writers + [child for child in others if chance.random() < 0.3]
+                if figures.kills.total() < self.kills and victims:
+                    self.kill(chance.choice(victims))
             elif act < 0.9:
-                if figures.stalls.total() < self.stalls and running:
-                    victims = running + [child for child in [*others, tailer] if not child.stopped and chance.random() < 0.2]
+                victims = running + [child for child in [*others, tailer] if not child.stopped and chance.random() < 0.2]
+                if figures.stalls.total() < self.stalls and victims:
                     self.stall(chance.choice(victims))
             elif act < 0.97:
                 if not self.alive("collector"):
