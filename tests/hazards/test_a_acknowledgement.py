@@ -311,11 +311,13 @@ def test_a07_fencing_a_writer_ends_every_put_in_flight_and_in_the_queue(bench: A
 
 
 def test_a07_an_entry_that_landed_below_the_seal_is_durable_though_its_put_was_fenced(bench: Any, arrivals: Any) -> None:
-    came, first_may_go_on = arrivals("create", ".arrow"), threading.Event()
+    zero, one = arrivals("create", f"{0:020d}.arrow"), arrivals("create", f"{1:020d}.arrow")
+    first_may_go_on = threading.Event()
 
     def before(operation: str, key: str) -> None:
-        came(operation, key)
-        if operation == "create" and key.endswith(f"{0:020d}.arrow") and came.count > 1:
+        zero(operation, key)
+        one(operation, key)
+        if operation == "create" and key.endswith(f"{0:020d}.arrow") and zero.count == 2:
             first_may_go_on.wait(bench.PATIENCE)
 
     slow = bench.faulty(before=before)
@@ -323,7 +325,8 @@ def test_a07_an_entry_that_landed_below_the_seal_is_durable_though_its_put_was_f
     # Position 0 lands, its reply is lost, and the request is sent again only after position 1 met the seal.
     slow.add(Fault("create", "apply-then-fail", key=f"{0:020d}.arrow", times=1), Fault("create", "hang", key=f"{1:020d}.arrow"))
     acks = [fenced.put(bench.rows(i)) for i in (0, 1)]
-    came.wait_for(3)
+    zero.wait_for(2)
+    one.wait_for(1)
     bench.writer()
     slow.release()
     places = []
@@ -653,6 +656,7 @@ def test_a13_an_entry_past_the_seal_does_not_count_as_accepted(bench: Any, arriv
     for ack in acks:
         with pytest.raises(hg.FencedError):
             ack.wait(bench.PATIENCE)
+    fenced.abort()  # ends its threads
     assert bench.inner.head(bench.entry_key(1, 1)), "the second entry landed in the void"
     for i in (0, 1):
         assert not second.put(bench.rows(i), producer="p", sequence=i).wait().duplicate

@@ -133,6 +133,7 @@ def test_void_entries_are_never_shown(bench: Any, arrivals: Any) -> None:
     for ack in acks:
         with pytest.raises(hg.FencedError):
             ack.wait(bench.PATIENCE)
+    writer.abort()  # ends its threads
     assert bench.inner.head(bench.entry_key(1, 1)).size_bytes > SEAL_BYTES
     assert bench.ids() == [2]
     assert bench.table.verify(deep=True).ok
