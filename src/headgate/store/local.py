@@ -17,7 +17,6 @@ import os
 import secrets
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import count
 
 from headgate.errors import (
@@ -28,7 +27,7 @@ from headgate.errors import (
     StoreSyncError,
     StoreUnavailableError,
 )
-from headgate.store.base import Data, ObjectInfo, Store
+from headgate.store.base import Data, ObjectInfo, Store, sized
 
 _HIDDEN = ".new-"
 _TRANSIENT = {
@@ -93,17 +92,20 @@ class LocalStore(Store):
         except OSError as error:
             raise _store_error("create", key, error) from error
         finally:
-            with suppress(OSError):
+            try:
                 os.unlink(hidden)
+            except OSError:
+                pass  # it was never made; or it stays, hidden, and hurts nobody
         if self._fsync:
             self._sync_folder(folder)
 
     def _write(self, path: str, data: Data) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         try:
-            written, rest = 0, memoryview(data)
-            while written < rest.nbytes:
-                written += os.write(descriptor, rest[written:] if written else rest)
+            size = sized(data)
+            written = os.write(descriptor, data)
+            while written < size:
+                written += os.write(descriptor, memoryview(data)[written:])
             if self._fsync:
                 _sync(descriptor, path)
         finally:

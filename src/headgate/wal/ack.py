@@ -8,10 +8,22 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from headgate.clock import Clock
 from headgate.errors import HeadgateError
+
+
+class Leader(Protocol):
+    """What decides an Ack, as far as those who wait for it can help it on."""
+
+    def lead(self, ack: Ack) -> float | None:
+        """Do what can be done now; returns after how many seconds to ask again (None: wait to be told)."""
+        ...
+
+    def nudge(self) -> None:
+        """See that somebody else does it."""
+        ...
 
 
 class Receipt(Mapping[str, tuple[int, int]]):
@@ -47,10 +59,11 @@ class Ack:
     Giving up waiting changes nothing: the put goes on, and is applied once or not at all.
     """
 
-    __slots__ = ("_callbacks", "_done", "_duplicate", "_error", "_gate", "_place")
+    __slots__ = ("_callbacks", "_done", "_duplicate", "_error", "_gate", "_leader", "_place")
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, leader: Leader | None = None) -> None:
         self._gate = clock.gate()
+        self._leader = leader
         self._done = False
         self._error: HeadgateError | None = None
         self._place: tuple[str, int, int] | None = None
@@ -71,6 +84,14 @@ class Ack:
             TimeoutError: not decided in time. The put goes on.
             FencedError, WriterPoisonedError, ClosedError: it was not acknowledged.
         """
+        leader = self._leader
+        if leader is not None and timeout is not None:
+            leader.nudge()  # leading takes as long as it takes
+        elif leader is not None:
+            while not self._done:
+                patience = leader.lead(self)
+                if self._done or self._gate.wait(patience):
+                    break
         if not self._done and not self._gate.wait(timeout):
             raise TimeoutError(f"not durable within {timeout} s; the put goes on, wait again or retry it with a producer sequence")
         return self._outcome()
@@ -91,6 +112,8 @@ class Ack:
                     return
 
             self._when_done(tell)
+            if (leader := self._leader) is not None:
+                leader.nudge()
             yield from waiter.__await__()
         return self._outcome()
 
@@ -115,6 +138,7 @@ class Ack:
 
     def _decide(self, place: tuple[str, int, int] | None, error: HeadgateError | None = None) -> None:
         self._place, self._error = place, error
+        self._leader = None
         self._done = True
 
     def _wake(self) -> None:

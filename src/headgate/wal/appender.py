@@ -18,10 +18,11 @@ from headgate.errors import ClosedError, CorruptEntryError, FencedError, Headgat
 from headgate.failpoint import failpoint
 from headgate.manifest.model import ChainPoint, ProducerMark, ShardManifest
 from headgate.store import RetryPolicy, create_exactly
-from headgate.wal.entry import Header, Put, decode_entry, encode_entry
+from headgate.wal.entry import Header, Put, decode_entry, metadata_of
 from headgate.wal.fence import Claim, check_epoch, open_epoch
 from headgate.wal.log import ShardLog
 from headgate.wal.producers import merge, pruned
+from headgate.wal.stencil import StencilEncoder
 
 
 class EpochWriter:
@@ -30,6 +31,9 @@ class EpochWriter:
     def __init__(self, log: ShardLog, claim: Claim, policy: RetryPolicy | None = None) -> None:
         self.log, self.claim = log, claim
         self._policy = policy or log.policy
+        own = Header(claim.space.wal_id, claim.space.shard, claim.epoch, 0, "data", "", claim.writer_id, -1, 0.0)
+        self._entry_ids = log.clock.token()
+        self._encoder = StencilEncoder(metadata_of(own))
 
     @property
     def epoch(self) -> int:
@@ -37,19 +41,10 @@ class EpochWriter:
 
     def encode(self, position: int, durable_through: int, schema: pa.Schema, puts: Sequence[Put], size_bytes: int = 0) -> memoryview:
         """The bytes of the entry at ``position``. Encoded once: a retry sends the same."""
-        claim, clock = self.claim, self.log.clock
-        header = Header(
-            wal_id=claim.space.wal_id,
-            shard=claim.space.shard,
-            epoch=claim.epoch,
-            position=position,
-            kind="data",
-            entry_id=clock.token(),
-            writer_id=claim.writer_id,
-            durable_through=durable_through,
-            time=clock.now(),
-        )
-        return encode_entry(header, schema, puts, size_bytes)
+        clock = self.log.clock
+        # Random, one per writer, and numbered: no two entries anywhere share an id.
+        entry_id = f"{self._entry_ids}-{position:020d}"
+        return self._encoder.encode(position, entry_id, durable_through, clock.now(), schema, puts, size_bytes)
 
     def persist(self, position: int, body: memoryview) -> None:
         """Make an entry durable: one request when all goes well.

@@ -33,6 +33,7 @@ _MAGIC = b"HGW1"
 _P = b"headgate."
 _SEAL_SCHEMA = pa.schema([])
 _GROW_MAX = 24
+IPC_OPTIONS = pa.ipc.IpcWriteOptions()  # made once: without it every stream looks into the environment
 
 Op = Literal["upsert", "delete"]
 
@@ -103,7 +104,7 @@ class Entry:
         return self.header.kind == "seal"
 
 
-def _metadata(header: Header) -> dict[bytes, bytes]:
+def metadata_of(header: Header) -> dict[bytes, bytes]:
     return {
         b"headgate.format": b"%d" % ENTRY_FORMAT,
         b"headgate.wal_id": header.wal_id.encode(),
@@ -119,10 +120,20 @@ def _metadata(header: Header) -> dict[bytes, bytes]:
     }
 
 
-_PLAIN_UPSERT = {b"headgate.op": b"upsert"}
+def stamps(position: int, entry_id: str, durable_through: int, time: float) -> dict[bytes, bytes]:
+    """The part of the metadata in which the entries of one writer differ."""
+    return {
+        b"headgate.position": b"%d" % position,
+        b"headgate.entry_id": entry_id.encode(),
+        b"headgate.durable_through": b"%d" % durable_through,
+        b"headgate.time": f"{time:.7f}".encode(),
+    }
 
 
-def _put_metadata(put: Put) -> dict[bytes, bytes]:
+_PLAIN_UPSERT = pa.KeyValueMetadata({b"headgate.op": b"upsert"})
+
+
+def _put_metadata(put: Put) -> pa.KeyValueMetadata | dict[bytes, bytes]:
     if put.producer is None and put.op == "upsert":
         return _PLAIN_UPSERT
     metadata = {b"headgate.op": put.op.encode()}
@@ -145,24 +156,38 @@ def encode_entry(header: Header, schema: pa.Schema, puts: Sequence[Put], size_hi
     ``size_hint_bytes`` is the sum of ``encoded_bytes`` of the puts, if the caller knows it: then
     the rows are copied once, into memory of the right size.
     """
+    return encode_stamped(metadata_of(header), schema, puts, size_hint_bytes)
+
+
+def encode_stamped(metadata: dict[bytes, bytes], schema: pa.Schema, puts: Sequence[Put], size_hint_bytes: int = 0) -> memoryview:
+    """The same, for a writer that keeps the metadata of its entries at hand."""
     size = size_hint_bytes or sum(encoded_bytes(put.rows) for put in puts)
     capacity = size + 4096 + 512 * len(puts) + 128 * len(schema)
-    stamped = schema.with_metadata(_metadata(header))
+    stamped = schema.with_metadata(metadata)
     for _ in range(_GROW_MAX):
         buffer = pa.allocate_buffer(capacity)
         sink = pa.FixedSizeBufferWriter(buffer)
         try:
-            with pa.ipc.new_stream(sink, stamped) as writer:
+            with pa.ipc.new_stream(sink, stamped, options=IPC_OPTIONS) as writer:
                 for put in puts:
-                    rows = put.rows if put.op == "upsert" else _padded(put.rows, schema)
-                    writer.write_batch(rows, _put_metadata(put))
+                    write_put(writer, put, schema)
         except (OSError, pa.ArrowInvalid) as error:
             if "size" not in str(error) and "bounds" not in str(error) and "beyond" not in str(error):
                 raise
             capacity *= 2  # long names, or a delete padded with columns: more room, once more
             continue
-        return _finish(buffer, sink.tell(), SEAL_BYTES + 8)
+        return finish_data(memoryview(buffer).cast("B"), sink.tell())
     raise InvalidInputError(f"an entry of {capacity} bytes cannot be encoded", hint="put fewer rows at a time")
+
+
+def write_put(writer: pa.RecordBatchStreamWriter, put: Put, schema: pa.Schema) -> None:
+    rows = put.rows if put.op == "upsert" else _padded(put.rows, schema)
+    writer.write_batch(rows, _put_metadata(put))
+
+
+def finish_data(view: memoryview, stream_bytes: int) -> memoryview:
+    """A data entry whose stream stands in ``view``: with padding and trailer, always longer than a seal."""
+    return _finish(view, stream_bytes, SEAL_BYTES + 8)
 
 
 def _padded(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -176,16 +201,15 @@ def encode_seal(header: Header) -> memoryview:
     """The bytes of a seal."""
     buffer = pa.allocate_buffer(2 * SEAL_BYTES)
     sink = pa.FixedSizeBufferWriter(buffer)
-    with pa.ipc.new_stream(sink, _SEAL_SCHEMA.with_metadata(_metadata(header))):
+    with pa.ipc.new_stream(sink, _SEAL_SCHEMA.with_metadata(metadata_of(header))):
         pass
-    sealed = _finish(buffer, sink.tell(), SEAL_BYTES)
+    sealed = _finish(memoryview(buffer).cast("B"), sink.tell(), SEAL_BYTES)
     assert sealed.nbytes == SEAL_BYTES, "names are bounded, so a seal fits its size"
     return sealed
 
 
-def _finish(buffer: pa.Buffer, stream_bytes: int, least_bytes: int) -> memoryview:
+def _finish(view: memoryview, stream_bytes: int, least_bytes: int) -> memoryview:
     length = max(stream_bytes, least_bytes - _TRAILER.size)
-    view = memoryview(buffer).cast("B")
     view[stream_bytes:length] = bytes(length - stream_bytes)
     view[length : length + _TRAILER.size] = _TRAILER.pack(length, zlib.crc32(view[:length]), _MAGIC)
     return view[: length + _TRAILER.size]

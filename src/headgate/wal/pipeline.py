@@ -9,6 +9,16 @@ and a busy one batches by itself. Slots beyond the first open only when the entr
 been under way for a moment or much is waiting: on a fast store one larger entry beats two
 smaller ones, on a slow one the moment does not count.
 
+Handing work to another thread costs more than a PUT to a fast store. So when nothing is under
+way, whoever waits for an Ack leads: it takes the queue and writes the entry itself. A slot, a
+thread of ours, comes for what nobody waits for, and for every entry beside the first. While
+waiters lead, no put wakes a slot; one looks in every ``_DOZE_SECONDS``.
+
+When an entry with several puts lands, its callers come back at once. The next entry waits for
+as many as there were, and for ``_COMPANY_SECONDS`` per caller at most; else the first to come back
+would go alone and the others after it, twice the entries for the same puts. A lone caller never
+waits for company, nor does the first put after a pause.
+
 The interleavings that matter, with entries p and p+1 in flight:
   p+1 lands first: it waits for p; nobody is told before everything before it is durable.
   p meets a seal: fenced; p+1, landed or not, is never acknowledged. It lies past the seal.
@@ -30,8 +40,11 @@ from headgate.wal.ack import Ack
 from headgate.wal.appender import EpochWriter
 from headgate.wal.entry import Put
 
-_OVERLAP_AFTER_SECONDS = 0.0005
+_OVERLAP_AFTER_SECONDS = 0.002
 _OVERLAP_AT_BYTES = 1 << 20
+_COMPANY_SECONDS = 0.0001
+_COMPANY_SECONDS_MAX = 0.002
+_DOZE_SECONDS = 0.002
 _JOIN_SECONDS = 30.0
 
 
@@ -60,11 +73,13 @@ class _Item:
 
 
 class _Flight:
-    __slots__ = ("items", "landed", "position", "size", "started")
+    __slots__ = ("acks", "body", "items", "landed", "position", "size", "started", "written")
 
     def __init__(self, position: int, items: list[_Item], size: int, started: float) -> None:
         self.position, self.items, self.size, self.started = position, items, size, started
-        self.landed = False
+        self.body: memoryview | None = None
+        self.written = self.landed = False
+        self.acks: list[Ack] = []
 
 
 Admit = Callable[[Ack], Ack | None]
@@ -97,6 +112,7 @@ class Pipeline:
         self._shard = writer.claim.space.shard
         self._max_entry_bytes, self._min_interval = max_entry_bytes, min_interval
         self._max_inflight, self._max_unacknowledged_bytes = max_inflight, max_unacknowledged_bytes
+        self._overlap_at_bytes = min(_OVERLAP_AT_BYTES, max_entry_bytes)
         self._on_acknowledged = on_acknowledged
 
         self.lock = clock.lock()
@@ -114,7 +130,13 @@ class Pipeline:
         self._failure: HeadgateError | None = None
         self._closing = False
         self._idle_slots = 0
+        self._watching = False  # one slot waits with a time limit, and looks at the queue when it is over
+        self._led = False  # a waiter has led since a slot last looked
+        self._company = 0  # as many puts as the next entry may wait for
+        self._last_landed = -1e9
+        self._pacer: Ack | None = None
         self._waiting_room = 0
+        self._draining = 0
         self._threads: list[Thread] = []
 
         self._entries = self._puts = self._bytes = 0
@@ -132,7 +154,7 @@ class Pipeline:
         Raises:
             BackpressureTimeoutError: no room in time; nothing was accepted.
         """
-        ack = Ack(self._clock)
+        ack = Ack(self._clock, self)
         with self.lock:
             if self._failure is not None or self._closing:
                 raise self._refusal()
@@ -143,10 +165,8 @@ class Pipeline:
             self._queue.append(_Item(put, schema, size, ack))
             self._queued_bytes += size
             self._unacknowledged_bytes += size
-            if self._idle_slots:
-                self._work.notify()
-            elif len(self._threads) < self._max_inflight and len(self._flights) == len(self._threads):
-                self._start_slot()
+            if not self._watching or self._queued_bytes >= self._overlap_at_bytes:
+                self._call_slot()
         return ack
 
     def _wait_for_room(self, size: int, timeout: float | None) -> None:
@@ -176,7 +196,50 @@ class Pipeline:
             return self._failure
         return ClosedError(f"the writer of shard {self._shard} is closed", hint="open another writer")
 
+    # -- leading: a waiter writes the entry itself
+
+    def lead(self, ack: Ack) -> float | None:
+        """For a thread that waits for ``ack``: if nothing is under way, write what is queued.
+
+        Returns how many seconds to wait before asking again; None: until it is told.
+        """
+        if self._flights:  # whoever lands the last of them looks at the queue afterwards
+            return None
+        with self.lock:
+            if ack.done() or not self._queue or self._flights or self._failure is not None:
+                return None
+            delay = self._delay()
+            if delay > 0.0:
+                if self._pacer is None:
+                    self._pacer = ack  # one of those who wait looks at the time; the others are told
+                return delay if self._pacer is ack else None
+            flight = self._depart()
+            self._led = True
+        try:
+            self._fly_or_fail(flight)
+        except BaseException:
+            # The waiter was interrupted. Giving up waiting changes nothing: another thread sends the
+            # same bytes again, and finds them there if they had landed.
+            self._clock.spawn(lambda: self._fly_or_fail(flight), name=f"headgate-wal-{self._shard}-again")
+            raise
+        if self._queue:
+            self.nudge()
+        return 0.0
+
+    def nudge(self) -> None:
+        """Somebody waits who cannot lead: see that a slot comes for what is queued."""
+        with self.lock:
+            if self._queue:
+                self._call_slot()
+
     # -- slots
+
+    def _call_slot(self) -> None:
+        if self._idle_slots or self._watching:
+            self._work.notify()
+        elif len(self._threads) < self._max_inflight:
+            self._start_slot()
+        # else every slot is under way, and looks at the queue when it lands
 
     def _start_slot(self) -> None:
         number = len(self._threads)
@@ -188,94 +251,117 @@ class Pipeline:
                 flight = self._take()
             if flight is None:
                 return
-            try:
-                self._fly(flight)
-            except HeadgateError as error:
-                self.fail(error)
-            except Exception as error:  # a thread's end: the waiters learn of it
-                self.fail(HeadgateError(f"unexpected {type(error).__name__} in the WAL pipeline: {error}"), error)
+            self._fly_or_fail(flight)
+
+    def _fly_or_fail(self, flight: _Flight) -> None:
+        try:
+            self._fly(flight)
+        except HeadgateError as error:
+            self.fail(error)
+        except Exception as error:  # a thread's end: the waiters learn of it
+            self.fail(HeadgateError(f"unexpected {type(error).__name__} in the WAL pipeline: {error}"), error)
 
     def _take(self) -> _Flight | None:
         """Wait for work, then take as much as one entry holds. None: no more work for this slot."""
         while True:
+            delay: float | None = None
             if self._failure is not None:
                 return None
             if not self._queue:
                 if self._closing:
                     return None
-                delay = None
-            else:
+                if self._led:
+                    delay, self._led = _DOZE_SECONDS, False
+            elif sum(not flight.landed for flight in self._flights) < self._max_inflight:
                 delay = self._delay()
                 if delay <= 0.0:
                     break
-            self._idle_slots += 1
-            self._work.wait(delay)
-            self._idle_slots -= 1
-        items, size = [self._queue.popleft()], 0
-        size = items[0].size
-        schema = items[0].schema
+            if delay is None or self._watching:
+                self._idle_slots += 1
+                self._work.wait()
+                self._idle_slots -= 1
+            else:
+                self._watching = True
+                self._work.wait(delay)
+                self._watching = False
+        flight = self._depart()
+        if self._queue:
+            self._call_slot()
+        return flight
+
+    def _depart(self) -> _Flight:
+        """Take as much of the queue as one entry holds, at the next position."""
+        items = [self._queue.popleft()]
+        size, schema = items[0].size, items[0].schema
         while self._queue and size + self._queue[0].size <= self._max_entry_bytes and self._queue[0].schema is schema:
             item = self._queue.popleft()
             size += item.size
             items.append(item)
         self._queued_bytes -= size
+        self._pacer = None
         self._last_start = self._clock.monotonic()
         flight = _Flight(self._next, items, size, self._last_start)
         self._next += 1
         self._flights.append(flight)
-        if self._queue:
-            if self._idle_slots:
-                self._work.notify()
-            elif len(self._threads) < self._max_inflight:
-                self._start_slot()
         return flight
 
     def _delay(self) -> float:
         """How long the pending puts should wait for company, or for the rate."""
         now = self._clock.monotonic()
         delay = self._last_start + self._min_interval - now if self._min_interval > 0 else 0.0
-        if self._flights and self._queued_bytes < _OVERLAP_AT_BYTES:
-            delay = max(delay, self._flights[-1].started + _OVERLAP_AFTER_SECONDS - now)
+        if self._queued_bytes < self._overlap_at_bytes:
+            if self._flights:
+                delay = max(delay, self._flights[-1].started + _OVERLAP_AFTER_SECONDS - now)
+            elif len(self._queue) < self._company:
+                delay = max(delay, self._last_landed + min(_COMPANY_SECONDS_MAX, _COMPANY_SECONDS * self._company) - now)
         return delay
 
     def _fly(self, flight: _Flight) -> None:
         """Encode once, write, and acknowledge what is complete from the front."""
-        # All up to _acked is durable; what is in flight besides is not counted, even if it landed.
-        body = self._writer.encode(flight.position, self._acked, flight.items[0].schema, [item.put for item in flight.items], flight.size)
-        failpoint("pipeline.encoded")
-        self._writer.persist(flight.position, body)
-        failpoint("pipeline.persisted")
+        if not flight.written:
+            if flight.body is None:
+                # All up to _acked is durable; what is in flight besides is not counted, even if it landed.
+                puts = [item.put for item in flight.items]
+                flight.body = self._writer.encode(flight.position, self._acked, flight.items[0].schema, puts, flight.size)
+            failpoint("pipeline.encoded")
+            self._writer.persist(flight.position, flight.body)
+            flight.written = True
+            failpoint("pipeline.persisted")
         with self.lock:
-            self._entries += 1
-            self._bytes += body.nbytes
+            if flight.body is not None:
+                self._entries += 1
+                self._bytes += flight.body.nbytes
+                flight.body = None
             flight.landed = True
-            acks = self._acknowledge()
-        for ack in acks:
+            flight.acks += self._acknowledge()
+        for ack in flight.acks:
             ack._wake()
 
     def _acknowledge(self) -> list[Ack]:
+        """Decide all that is complete from the front. An entry leaves the list last, so that this can be repeated."""
         acks: list[Ack] = []
         if self._failure is not None:
             return acks
         epoch = self._writer.epoch
         while self._flights and self._flights[0].landed:
-            flight = self._flights.popleft()
+            flight = self._flights[0]
             assert flight.position == self._acked + 1, "acknowledged strictly in order"
-            self._acked = flight.position
-            self._unacknowledged_bytes -= flight.size
-            self._puts += len(flight.items)
             if self._on_acknowledged is not None:
                 self._on_acknowledged(flight.position, [item.put for item in flight.items])
-            place = (self._shard, epoch, flight.position)
+            place, count = (self._shard, epoch, flight.position), len(flight.items)
             for item in flight.items:
                 item.ack._decide(place)
                 acks.append(item.ack)
+            self._acked = flight.position
+            self._unacknowledged_bytes -= flight.size
+            self._puts += count
+            self._flights.popleft()
         if acks:
+            self._company = max(len(acks) + len(self._queue), self._company - 1)
+            self._last_landed = self._clock.monotonic()
             if self._waiting_room:
                 self._room.notify_all()
-            if self._queue and self._idle_slots:
-                self._work.notify()
-            if not self._queue and not self._flights:
+            if self._draining and not self._queue and not self._flights:
                 self._settled.notify_all()
         return acks
 
@@ -319,8 +405,14 @@ class Pipeline:
     def drain(self) -> None:
         """Wait until all that was accepted is acknowledged. Raises what went wrong."""
         with self.lock:
-            while (self._queue or self._flights) and self._failure is None:
-                self._settled.wait()
+            if self._queue:
+                self._call_slot()
+            self._draining += 1
+            try:
+                while (self._queue or self._flights) and self._failure is None:
+                    self._settled.wait()
+            finally:
+                self._draining -= 1
             if self._failure is not None:
                 raise self._failure
 
