@@ -76,6 +76,9 @@ class Clock(Protocol):
         ...
 
 
+_WAIT_MAX = threading.TIMEOUT_MAX
+
+
 class _LockGate:
     __slots__ = ("_lock",)
 
@@ -90,7 +93,7 @@ class _LockGate:
             return
 
     def wait(self, timeout: float | None = None) -> bool:
-        if self._lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+        if self._lock.acquire(timeout=-1 if timeout is None or timeout > _WAIT_MAX else max(0.0, timeout)):
             self._lock.release()  # pass it on to the next waiter
             return True
         return False

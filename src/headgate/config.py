@@ -66,8 +66,8 @@ class ShardWriterConfig:
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value < least:
-                raise InvalidInputError(f"{name} is {value!r}", hint=f"at least {least}")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < least:
+                raise InvalidInputError(f"{name} is {value!r}", hint=f"a finite number, at least {least}")
             if name not in _SECONDS and not isinstance(value, int):
                 raise InvalidInputError(f"{name} is {value!r}", hint="a whole number")
         for field in fields(self):
@@ -75,7 +75,8 @@ class ShardWriterConfig:
                 raise InvalidInputError(f"{field.name} is {getattr(self, field.name)!r}", hint="True or False")
         if self.max_inflight > 64:
             raise InvalidInputError(f"max_inflight is {self.max_inflight}", hint="64 at most: each is a thread")
-        if self.put_timeout is not None and not self.put_timeout >= 0:
+        timeout = self.put_timeout
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < 1e9):
             raise InvalidInputError(f"put_timeout is {self.put_timeout!r}", hint="seconds, or None to wait as long as it takes")
         if self.on_bad_rows not in ("fail", "quarantine"):
             raise InvalidInputError(f"on_bad_rows is {self.on_bad_rows!r}", hint='"fail" or "quarantine"')

@@ -100,14 +100,19 @@ def check_schema(schema: pa.Schema, key: str | Sequence[str] | None) -> tuple[pa
 def _check_type(name: str, kind: pa.DataType) -> None:
     if any(check(kind) for check in _PLAIN_TYPES):
         return
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if types.is_list(kind) or types.is_large_list(kind):
         _check_type(name, kind.value_type)
         return
-    if types.is_struct(kind) and kind.num_fields:
-        for i in range(kind.num_fields):
-            _check_type(f"{name}.{kind.field(i).name}", kind.field(i).type)
+    if types.is_fixed_size_list(kind) and kind.list_size > 0 and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)):
         return
-    hint = "decode it to its values first" if types.is_dictionary(kind) else "use plain types, lists, fixed-size lists or structs"
+    if types.is_struct(kind) and kind.num_fields:
+        children = [kind.field(i) for i in range(kind.num_fields)]
+        if len({child.name.casefold() for child in children}) < len(children):
+            raise InvalidInputError(f"the column {name!r} has two fields of one name", hint="rename one; case does not tell them apart")
+        for child in children:
+            _check_type(f"{name}.{child.name}", child.type)
+        return
+    hint = "decode it to its values first" if types.is_dictionary(kind) else "use plain types, lists, structs or vectors of numbers"
     raise InvalidInputError(f"the column {name!r} has type {kind}, which cannot be stored", hint=hint)
 
 
@@ -119,6 +124,7 @@ class RowRules:
         # In the log deletes share a stream with upserts: nulls stand where a delete has no value.
         self.log_schema = pa.schema([f if f.name in key else f.with_nullable(True) for f in schema]).remove_metadata()
         self.key_schema = pa.schema([schema.field(name) for name in key]).remove_metadata()
+        self._nested = [number for number, field in enumerate(schema) if _has_required_child(field.type)]
         self._required = [schema.names.index(f.name) for f in schema if not f.nullable or f.name in key]
 
     def upsert(self, data: Any) -> pa.RecordBatch:
@@ -136,6 +142,8 @@ class RowRules:
         for index in self._required:
             if rows.column(index).null_count:
                 raise self._null(self.schema.field(index).name)
+        for index in self._nested:
+            _check_nested(rows.column(index), self.schema.field(index), self.schema.field(index).name)
         return rows
 
     def delete(self, data: Any) -> pa.RecordBatch:
@@ -157,6 +165,30 @@ class RowRules:
     def _null(self, name: str) -> InvalidInputError:
         what = "the key column" if name in self.key else "the column"
         return InvalidInputError(f"{what} {name!r} has nulls", hint="drop those rows, or give them a value")
+
+
+def _children(kind: pa.DataType) -> list[pa.Field]:
+    return [kind.field(i) for i in range(kind.num_fields)] if types.is_nested(kind) else []
+
+
+def _has_required_child(kind: pa.DataType) -> bool:
+    return any(not child.nullable or _has_required_child(child.type) for child in _children(kind))
+
+
+def _check_nested(column: pa.Array, field: pa.Field, name: str) -> None:
+    """No nulls in a child that may have none, where its parent is not null."""
+    kind = field.type
+    if types.is_struct(kind):
+        present = column.drop_null() if column.null_count else column
+        parts = [(present.field(i), kind.field(i)) for i in range(kind.num_fields)]
+    elif types.is_nested(kind):
+        parts = [(column.flatten(), kind.field(0))]
+    else:
+        return
+    for part, child in parts:
+        if not child.nullable and part.null_count:
+            raise InvalidInputError(f"the column {name!r} has nulls in {child.name!r}", hint="drop those rows, or give them a value")
+        _check_nested(part, child, f"{name}.{child.name}")
 
 
 def _one_batch(data: Any, schema: pa.Schema) -> pa.RecordBatch:
@@ -182,7 +214,9 @@ def _one_batch(data: Any, schema: pa.Schema) -> pa.RecordBatch:
                 f"a {type(data).__name__} holds no rows that can be put",
                 hint="pass a pyarrow RecordBatch or Table, a pandas or polars DataFrame, or a list of dicts",
             )
-    except (pa.ArrowException, TypeError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, InvalidInputError):
+            raise
         raise SchemaMismatchError(f"the rows cannot be read as the table's: {error}", hint=f"the schema is {_spelled(schema)}") from error
     batches = table.combine_chunks().to_batches()
     if not batches:

@@ -169,6 +169,8 @@ class ShardManifest(Manifest):
     """The highest position known to have been acknowledged when this was written."""
     wal_floor: int = 0
     """Data entries below this position may have been collected."""
+    wal_collected: int = 0
+    """Data entries below this position, in all epochs that a collection has listed, are deleted."""
     resume: ChainPoint | None = None
     """WAL-only mode: the chain is known whole up to here, with ``producers`` as of then."""
     producers: dict[str, ProducerMark] = {}

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from unittest.mock import patch
 
 from headgate.failpoint import hooked
 from headgate.simulation.actors import (
@@ -30,6 +31,7 @@ from headgate.simulation.checker import judge
 from headgate.simulation.scenes import SCENES, Scene
 from headgate.simulation.scheduler import ProcessDied, Scheduler, SimulationStuck
 from headgate.simulation.world import Faults, Process, World
+from headgate.wal import fence
 
 
 @dataclass
@@ -67,7 +69,7 @@ def run_schedule(
         stages.append(Stage(world, Ledger(), "table1", other_wal_id()))
     chosen = SCENES[scene] if scene is not None else SCENES[rng.choice(list(SCENES))] if rng.random() < 0.3 else None
     problems: list[str] = []
-    with hooked(world.at_failpoint), hushed():
+    with hooked(world.at_failpoint), hushed(), _soon_a_barrier(rng):
         try:
             play(world, stages, chosen, rng, small)
         except SimulationStuck as error:
@@ -81,6 +83,13 @@ def run_schedule(
         problems.append(f"ESCAPED: {task.name}: {escaped!r}")
     acknowledged = sum(len(stage.ledger.acked) for stage in stages)
     return Outcome(seed, problems, scheduler.steps, world.struck, acknowledged, world.trace or [])
+
+
+@contextmanager
+def _soon_a_barrier(rng: random.Random) -> Iterator[None]:
+    """Simulated writers are slow; the barrier against fast ones must come early to be met at all."""
+    with patch.object(fence, "_RACES_BEFORE_BARRIER", rng.choice([1, 1, 2, 4])), patch.object(fence, "_BARRIER_AHEAD", (2, 8)):
+        yield
 
 
 @contextmanager

@@ -112,11 +112,11 @@ def _walk_to(log: ShardLog, manifest: ShardManifest, position: int) -> tuple[Cha
 def collect_entries(log: ShardLog, *, dry_run: bool, sweep: bool = False) -> Collected:
     """Delete dead data entries; seals stay.
 
-    Lists from the epoch of the last floor on, so the cost follows what is deleted; ``sweep`` lists
+    Lists from the epoch up to which all was deleted before, so the cost follows what is deleted; ``sweep`` lists
     everything, for what stalled writers left behind in epochs long past.
     """
     manifest = log.manifests.load()
-    first_epoch = 0 if sweep else locate(manifest, manifest.wal_floor).epoch
+    first_epoch = 0 if sweep else locate(manifest, manifest.wal_collected).epoch
     listed = [(point, info) for point, info in log.space(manifest).list_from(first_epoch) if info.size_bytes > SEAL_BYTES]
     failpoint("collect.listed")
     if dry_run:
@@ -136,4 +136,8 @@ def collect_entries(log: ShardLog, *, dry_run: bool, sweep: bool = False) -> Col
     if not dry_run:
         for start in range(0, len(dead), _DELETES_AT_ONCE):
             log.wal_store.delete([info.key for info in dead[start : start + _DELETES_AT_ONCE]])
+            failpoint("collect.deleted")
+        if committed.wal_collected < floor and committed.wal.id == manifest.wal.id:
+            # Only now, so that a collection that dies before leaves nothing behind that the next one would not list.
+            log.manifests.commit(lambda current: current.but(wal_collected=floor) if current.wal_collected < floor else None)
     return Collected(log.shard, len(dead), sum(info.size_bytes for info in dead), floor)

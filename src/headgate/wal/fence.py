@@ -20,7 +20,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headgate.errors import CommitConflictError, FencedError, NotFoundError, WalStoreMismatchError
+from headgate.errors import (
+    CommitConflictError,
+    FencedError,
+    NotFoundError,
+    ObjectMissingError,
+    WalStoreMismatchError,
+    WalTruncatedError,
+)
 from headgate.failpoint import failpoint
 from headgate.manifest import ChainPoint, ShardManifest
 from headgate.manifest.model import Owner, ProducerMark, Segments, WalState
@@ -31,9 +38,12 @@ from headgate.wal.marker import check_marker, put_back, put_seal
 from headgate.wal.producers import marks_of, merge
 from headgate.wal.reader import ChainReader
 from headgate.wal.space import WalSpace
+from headgate.wal.tip import locate
 
 _RESTARTS_MAX = 32
 _SURVEY_KEPT_BYTES = 64 << 20
+_RACES_BEFORE_BARRIER = 4
+_BARRIER_AHEAD = (64, 1024, 16384)
 
 Replay = Callable[[Entry], None]
 
@@ -153,6 +163,8 @@ def survey_log(log: ShardLog, *, wanted: bool) -> _Survey:
         check_open(log, manifest)
         wal, begun_anew = _wal_to_write(log, manifest)
         start = manifest.walk_from(replay=wanted)
+        if not begun_anew and not _last_seen_stands(log, manifest, start):
+            continue
         survey = _Survey(manifest, wal, _Walk(start), [], start, begun_anew)
         reader = ChainReader(log.space(manifest.but(wal=wal)), log.clock, eager=True)
         try:
@@ -161,6 +173,28 @@ def survey_log(log: ShardLog, *, wanted: bool) -> _Survey:
         finally:
             reader.close()
     raise CommitConflictError(f"shard {log.shard} moves on faster than it can be read", hint="try again")
+
+
+def _last_seen_stands(log: ShardLog, manifest: ShardManifest, start: ChainPoint) -> bool:
+    """Is the last entry before ``resume`` there? It is not read again, and would be the first to miss in an older copy of the store.
+
+    False: the log moved on under us, begin again.
+    """
+    last = start.position - 1
+    if last < max(manifest.cursor.position, manifest.wal_floor):
+        return True
+    space, point = log.space(manifest), locate(manifest, last)
+    try:
+        space.store.head(space.key(*point))
+    except ObjectMissingError:
+        if _moved_on(manifest, log.manifests.load(), point):
+            return False
+        name = space.key(*point)
+        raise WalTruncatedError(
+            f"{space.store.uri}/{name} is missing; the manifest (version {manifest.version}) has seen position {last} acknowledged",
+            object=name,
+        ) from None
+    return True
 
 
 def check_open(log: ShardLog, manifest: ShardManifest) -> None:
@@ -197,11 +231,13 @@ def _read_to_tip(log: ShardLog, survey: _Survey, reader: ChainReader, wanted: bo
             loss = evidence_of_loss(log.space(manifest.but(wal=survey.wal)), manifest, walk.point)
             if loss is None:
                 return True
-            entry = reader.fetch(walk.point)
-            if entry is None:
-                if _moved_on(manifest, log.manifests.load(), walk.point):
-                    return False
-                raise loss
+            if reader.fetch(walk.point) is not None:
+                return True  # it came meanwhile: somebody writes. The rest is for the walk after the claim
+            if _moved_on(manifest, log.manifests.load(), walk.point):
+                return False
+            raise loss
+        if reader.listed_through is not None and walk.point > reader.listed_through:
+            return True  # written since we looked: a busy writer must not keep us from claiming (F10)
         walk.pass_over(entry)
         if wanted and kept_bytes < _SURVEY_KEPT_BYTES:
             kept_bytes += entry.size_bytes
@@ -252,6 +288,7 @@ def seal_walk(log: ShardLog, claimed: ShardManifest, survey: _Survey, replay: Re
         walk.point = survey.kept_through
     if walk.point.position < start.position:
         walk.point = start
+    races = 0
     reader = ChainReader(space, log.clock, eager=True)
     try:
         while walk.point.epoch < me:
@@ -278,12 +315,30 @@ def seal_walk(log: ShardLog, claimed: ShardManifest, survey: _Survey, replay: Re
             entry = found
             if entry.is_seal and entry.header.by_epoch > me:
                 raise _fenced(log, me, entry.header.by_epoch)
+            if not entry.is_seal and (reader.listed_through is None or walk.point > reader.listed_through):
+                races += 1
+                if races == _RACES_BEFORE_BARRIER:
+                    _put_barrier(log, space, walk.point, me, writer_id)
             walk.pass_over(entry)
             if replay is not None and not entry.is_seal:
                 replay(entry)
     finally:
         reader.close()
     return walk
+
+
+def _put_barrier(log: ShardLog, space: WalSpace, point: ChainPoint, me: int, writer_id: str) -> None:
+    """A seal ahead of an incumbent that writes faster than we can seal its next position (F10).
+
+    It cannot pass the barrier, so the race for its next position ends. Which seal ends the epoch is
+    still for the walk to find: the barrier, if the entries reach it, or one that we put before it.
+    It vouches for no more than was walked.
+    """
+    for ahead in _BARRIER_AHEAD:
+        at = ChainPoint(point.epoch, point.position + ahead)
+        occupant = put_seal(log, space, at, by_epoch=me, durable_through=point.position - 1, writer_id=writer_id)
+        if occupant is None or decode_entry(occupant, space.key(*at), space.wal_id, space.shard, *at).is_seal:
+            return
 
 
 def check_not_lost(log: ShardLog, claimed: ShardManifest, reader: ChainReader, point: ChainPoint) -> ChainPoint:

@@ -14,7 +14,7 @@ from collections import deque
 
 from headgate.errors import DataLossError, ObjectMissingError, WalHoleError, WalTruncatedError
 from headgate.manifest import ChainPoint, ShardManifest
-from headgate.wal.entry import decode_entry
+from headgate.wal.entry import SEAL_BYTES, decode_entry
 from headgate.wal.space import WalSpace
 
 _NEWEST_READ = 8
@@ -48,12 +48,13 @@ def evidence_of_loss(space: WalSpace, manifest: ShardManifest, missing: ChainPoi
 
 
 def _newest_later(space: WalSpace, missing: ChainPoint) -> list[ChainPoint]:
-    """The highest few names of each epoch from the missing one on.
+    """The highest few names of each epoch from the missing one on, data and seals apart.
 
-    ``durable_through`` never falls within an epoch, so its newest entries know the most.
+    ``durable_through`` never falls within an epoch, so its newest entries know the most. Seals may
+    stand far ahead and know little; they must not crowd out the data.
     """
-    newest: dict[int, deque[ChainPoint]] = {}
-    for point, _ in space.list_from(*missing):
+    newest: dict[tuple[int, bool], deque[ChainPoint]] = {}
+    for point, info in space.list_from(*missing):
         if point != missing:
-            newest.setdefault(point.epoch, deque(maxlen=_NEWEST_READ)).append(point)
-    return [point for epoch in sorted(newest, reverse=True) for point in reversed(newest[epoch])]
+            newest.setdefault((point.epoch, info.size_bytes == SEAL_BYTES), deque(maxlen=_NEWEST_READ)).append(point)
+    return [point for kind in sorted(newest, reverse=True) for point in reversed(newest[kind])]

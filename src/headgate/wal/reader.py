@@ -40,6 +40,8 @@ class ChainReader:
         self._hits = _HITS_BEFORE_LISTING if eager else 0
         self._ahead: Iterator[Fetched] | None = None
         self._next: Fetched | None = None
+        self.listed_through: ChainPoint | None = None
+        """The last name there was at the first look; what comes after it was written since. None: not known yet."""
 
     def read(self, point: ChainPoint) -> Entry | None:
         """The entry at a point; None if nothing is there now.
@@ -67,6 +69,8 @@ class ChainReader:
     def _list_from(self, point: ChainPoint) -> None:
         rows = list(islice(self._space.list_from(*point), _LISTED_MAX))
         self._hits = 0
+        if self.listed_through is None and len(rows) < _LISTED_MAX:
+            self.listed_through = rows[-1][0] if rows else point
         if len(rows) < 2:
             return
         largest = max(info.size_bytes for _, info in rows)
