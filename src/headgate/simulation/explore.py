@@ -1,6 +1,6 @@
 """All interleavings of the protocol's model, and what must hold in every state.
 
-Owns: the search, the judgement, the trace. Does not own: the protocol (model).
+Owns: the search, the judgement, the trace, the scopes. Does not own: the protocol (model, protocol).
 
 Breadth first over immutable states, each visited once, so the first violation found has a
 shortest trace. There is no depth limit: a scope is finite, and is explored to its end.
@@ -31,6 +31,54 @@ from headgate.simulation.model import (
     wal_name,
 )
 from headgate.simulation.protocol import PROGRAM, after_append
+
+SMALL = {
+    "takeover": Scope(),
+    "two rounds": Scope(puts=(2, 1), trims=2, collections=2),
+    "repeats": Scope(puts=(2, 1), repeats=1),
+    "window": Scope(puts=(3, 1), window=2, trims=0, repeats=1, collections=0),
+    "manifests": Scope(trims=0, collections=0, manifests_collected=True, repeats=1),
+    "list and get": Scope(trims=0, collections=0, manifests_collected=True, listing_apart=True),
+    "damage": Scope(puts=(3, 1), window=2, trims=0, collections=0, damage=True),
+}
+"""Explored to the end in seconds."""
+
+LARGE = SMALL | {
+    "takeover": Scope(puts=(2, 1, 1), closing=True),
+    "two rounds": Scope(puts=(2, 2), trims=3, collections=3),
+    "repeats": Scope(puts=(2, 1), repeats=2, trims=2, collections=2),
+    "window": Scope(puts=(3, 1), window=2, repeats=1),
+    "three claimants": Scope(puts=(1, 1, 1, 1), trims=0, collections=0, repeats=1),
+    "two trimmers": Scope(puts=(1, 1, 1), trimmers=2, collected_last=True),
+    "manifests": Scope(puts=(1, 1, 1), manifests_collected=True, collected_last=True),
+    "list and get": Scope(puts=(1, 1), manifests_collected=True, listing_apart=True, repeats=1, collected_last=True),
+}
+"""Explored to the end in the time of a meal."""
+
+_TWO = Scope(puts=(1, 1))
+_UNTRIMMED = Scope(puts=(0, 0, 0), trims=0, collections=0, manifests_collected=True)
+
+BROKEN = {
+    "no-verify": ("LOST", Scope(puts=(1, 1, 0))),
+    "verify-without-commit": ("UNTOLD", _TWO),
+    "no-epoch-check": ("LOST", Scope(puts=(1, 1, 0))),
+    "no-cursor-check": ("LOST", _TWO),
+    "cursor-check-of-own-seals": ("LOST", Scope(puts=(1, 0, 1))),
+    "no-seal": ("LOST", _TWO),
+    "occupant-ignored": ("LOST", _TWO),
+    "collect-seals": ("LOST", _TWO),
+    "past-first-seal-is-void": ("LOST", Scope(puts=(2, 1), collections=2)),
+    "cursor-on-a-seal": ("LOST", _TWO),
+    "trim-forgets-ends": ("UNTOLD", Scope(puts=(0, 0, 1))),
+    "trim-trusts-its-walk": ("PAST A SEAL", Scope(puts=(1, 0, 0), trimmers=2, collected_last=True)),
+    "durable-through-highest": ("FALSE ALARM", Scope(puts=(3, 1), window=2, trims=0, collections=0)),
+    "probe-for-latest": ("TWO OWNERS", Scope(puts=(0, 0, 0), collections=0, manifests_collected=True)),
+    "trust-the-create": ("TWO OWNERS", _UNTRIMMED),
+    "survey-asks-of-its-point": ("FALSE ALARM", Scope(puts=(2, 1, 0), collected_last=True)),
+    "hole-is-tip": ("SILENT LOSS", Scope(puts=(2, 1), trims=0, collections=0, damage=True)),
+    "ack-before-durable": ("LOST", _TWO),
+}
+"""For each rule of the model that can be switched off: what comes of it, and the scope that shows it soon."""
 
 Written = tuple[str, int, int, int, int]
 """Of a writer: its name, epoch, first position, puts sent, puts acknowledged."""

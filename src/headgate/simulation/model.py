@@ -1,9 +1,11 @@
 """The pure protocol of fencing, as a table of steps over immutable states.
 
-Owns: what each actor does next, one store operation at a time. Does not own: the order (explore
-takes them all) or the judgement (explore). Nothing here is random and nothing is the real code:
-it is the rules of ``wal.fence``, ``wal.collect``, ``wal.appender`` and ``manifest.chain`` again,
-small enough that every interleaving of a small scope can be visited.
+Owns: states, objects, and how a manifest is loaded and committed. Does not own: the actors' steps
+(protocol), their order (explore takes them all) or the judgement (explore). Nothing here is random
+and nothing is the real code: it is the rules of ``wal.fence``, ``wal.collect``, ``wal.appender`` and
+``manifest.chain`` again, small enough that every interleaving of a small scope can be visited.
+
+    python -m headgate.simulation.model [--scope small|large] [--break RULE]
 
 A state is the objects of the store, what is still under way in the network, and for every actor
 its next step and what it remembers. The incumbent A is open in epoch 1. B and C survey, claim,
@@ -32,8 +34,10 @@ What makes the number of states small, and why nothing is lost by it:
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -314,3 +318,33 @@ def committing(what: str, change: Change, then: Callable[[Scope, Actor, Manifest
         )
 
     return {f"{what}.load": loading, f"{what}.create": creating, f"{what}.check": checking}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Explore a scope and say what was found; or break one rule and show what comes of it."""
+    from headgate.simulation.explore import BROKEN, LARGE, SMALL, explore
+
+    parser = argparse.ArgumentParser(prog="python -m headgate.simulation.model", description="All interleavings of the fencing protocol.")
+    parser.add_argument("--scope", choices=["small", "large"], default="small", help="how much of everything there is")
+    parser.add_argument("--break", dest="rule", choices=sorted(RULES), metavar="RULE", help="switch one rule off: " + ", ".join(RULES))
+    options = parser.parse_args(arguments)
+    if options.rule:
+        kind, scope = BROKEN[options.rule]
+        found = explore(replace(scope, broken=options.rule), kind=kind)
+        print(f"{options.rule}: {RULES[options.rule]}", *found.trace, found.violation or "no violation", sep="\n")
+        print(f"{found.states:,} states, {found.seconds:.1f} s")
+        return 0 if found.violation else 1
+    for name, scope in (SMALL if options.scope == "small" else LARGE).items():
+        found = explore(scope)
+        print(
+            f"{name:16} {found.states:>10,} states {found.steps:>10,} steps {found.seconds:7.1f} s  {found.violation or 'holds'}",
+            flush=True,
+        )
+        if found.violation:
+            print(*found.trace, sep="\n")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
