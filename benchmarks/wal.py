@@ -277,11 +277,11 @@ def slow_put(folder: Path, scale: Scale) -> Measurements:
 
 
 def slow_bulk(max_inflight: int) -> Contestant:
-    """Entries of 256 kB, more puts than the store can take: only overlapping requests help."""
+    """Entries of 64 kB, more puts than the store can take: only overlapping requests help."""
 
     def measure(folder: Path, scale: Scale) -> Measurements:
-        batches, count = [rows(100, number * 100) for number in range(_BULK_BATCHES)], scale.of(600) * max_inflight
-        with ours.writer_on(ours.new_shard(folder), _slow, max_inflight=max_inflight, max_wal_buffer_size=256 << 10) as writer:
+        batches, count = [rows(100, number * 100) for number in range(_BULK_BATCHES)], scale.of(200) * max_inflight
+        with ours.writer_on(ours.new_shard(folder), _slow, max_inflight=max_inflight, max_wal_buffer_size=64 << 10) as writer:
             writer.put(batches[0]).wait()
 
             def run() -> None:
@@ -552,7 +552,7 @@ QUESTIONS = [
     ),
     Question(
         "slow-inflight",
-        "Entries of 256 kB, 20 ms added to each request, by max_inflight",
+        "Entries of 64 kB, 20 ms added to each request, by max_inflight",
         {f"{number} in flight": slow_bulk(number) for number in (1, 2, 4, 8)},
         [Target(f"MB/s of {2 * n} in flight over {n}", f"{2 * n} in flight.MB/s", f"{n} in flight.MB/s", at_least=1.3) for n in (1, 2, 4)],
         max_rounds=3,
