@@ -6,6 +6,7 @@ Owns: creating and opening. Does not own: what happens inside a shard.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from headgate.clock import SYSTEM_CLOCK
-from headgate.errors import AlreadyExistsError, InvalidInputError, NotFoundError, SchemaMismatchError
+from headgate.errors import AlreadyExistsError, CorruptEntryError, InvalidInputError, NotFoundError, SchemaMismatchError
 from headgate.failpoint import failpoint
 from headgate.life.status import TableStatus, shard_status
 from headgate.life.verify import VerifyReport, verify_shard
@@ -211,7 +212,21 @@ def _load(chain: ManifestChain[TableManifest]) -> TableManifest | None:
         return None
 
 
+def _check(chain: ManifestChain[TableManifest], manifest: TableManifest) -> None:
+    """A table manifest that is whole and says what cannot be is damaged too."""
+    try:
+        names = decode_schema(manifest.arrow_schema).names
+        wrong = next((name for name in manifest.key if name not in names), None)
+        wrong = wrong or next((name for name in manifest.shards if not re.fullmatch("[A-Za-z0-9_-]{1,64}", name)), None)
+        if wrong is not None:
+            raise ValueError(f"{wrong!r} is no column or no shard")
+    except (pa.ArrowException, ValueError, OSError) as error:
+        key = chain.key(manifest.version)
+        raise CorruptEntryError(f"{key} is no table's manifest: {error}", object=key) from None
+
+
 def _opened(places: Places, store: Store, chain: ManifestChain[TableManifest], manifest: TableManifest) -> Table:
+    _check(chain, manifest)
     if manifest.state == "dropped":
         raise NotFoundError(f"the table at {places.table.uri} was dropped", hint="create it again under this or another URI")
     if manifest.state == "creating":

@@ -237,6 +237,10 @@ class ShardWriter:
             timeouts=stats.timeouts,
         )
 
+    def threads_alive(self) -> int:
+        """How many threads of this writer still run; none after ``close``."""
+        return self._pipeline.threads_alive() + self._keeper.is_alive()
+
     def memtable_stats(self) -> Any:
         raise self._no_memtable("memtable_stats")
 

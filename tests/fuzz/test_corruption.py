@@ -132,7 +132,6 @@ def test_an_object_put_under_another_name_is_noticed_or_not_needed(right, judge)
     judge.report("copies under other names")
 
 
-@pytest.mark.xfail(strict=True, reason="a shard takes the manifest of another shard, if its version fits, for its own")
 def test_a_manifest_of_another_shard_is_noticed(right, judge):
     twins = [(one, other) for one, other in itertools.permutations(sorted(right), 2) if _twins(one, other)]
     for one, other in twins:

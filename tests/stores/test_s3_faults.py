@@ -202,7 +202,6 @@ def test_s02_a_fenced_writer_learns_it_through_faults(proxy):
     assert ids_of(shard) == [1, 2]
 
 
-@pytest.mark.xfail(strict=True, reason="the probe takes a 409 with nothing there for its own object, and does not retry its second create")
 def test_s02_a_table_is_created_through_faults(proxy):
     uri, options = proxy.server.uri("faults/created"), proxy.server.options
     proxy.hurt(Plan(rate=1.0, faults=("409", "503"), methods="PUT", in_a_row_max=1))

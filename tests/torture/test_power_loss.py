@@ -152,16 +152,7 @@ def cuts_that_lose(run: Run, live: Callable[[Run], None], step: int = 1) -> list
     return wrong
 
 
-BEFORE_THE_SEAL = "a seal vouches for the epochs walked before its own, whose folders are synced only after the walk"
-
-
-@pytest.mark.parametrize(
-    "live",
-    [
-        a_writers_life,
-        pytest.param(two_that_died_before_their_folder_was_synced, marks=pytest.mark.xfail(strict=True, reason=BEFORE_THE_SEAL)),
-    ],
-)
+@pytest.mark.parametrize("live", [a_writers_life, two_that_died_before_their_folder_was_synced])
 def test_r17_a_power_cut_at_any_moment_loses_nothing_acknowledged(tmp_path, live):
     wrong = cuts_that_lose(Run(tmp_path), live)
 

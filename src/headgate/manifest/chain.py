@@ -95,6 +95,8 @@ class ManifestChain(Generic[AnyManifest]):
         found = decode_document(self._store.get(key), self._kind, key)
         if found.version != version:
             raise CorruptEntryError(f"{key} holds version {found.version}", object=key)
+        if found.folder not in (None, self._folder):
+            raise CorruptEntryError(f"{key} holds a manifest of {found.folder}", object=key)
         return found
 
     def _remember(self, found: AnyManifest) -> None:

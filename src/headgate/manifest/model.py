@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from headgate.errors import DataLossError
 from headgate.manifest.document import FORMAT_VERSION
 
 HISTORY_VERSIONS_MAX = 64
+POSITION_MAX = 10**18
+EPOCHS_OPEN_MAX = 1_000_000
 
 
 class ChainPoint(NamedTuple):
@@ -53,6 +56,11 @@ class Manifest(Record):
     history: tuple[str, ...] = ()
     """Ids of the versions right before this one, oldest first, at most 64."""
 
+    @property
+    def folder(self) -> str | None:
+        """Where it belongs, if it says so."""
+        return None
+
 
 class Segment(NamedTuple):
     """``epochs`` epochs from ``epoch`` on, the first sealed at ``end``, each next one at the next position.
@@ -77,10 +85,12 @@ class Segments:
         for epoch, end in sorted(ends.items()):
             known = Segments(rows).end_of(epoch)
             if known is not None:
-                assert known == end, f"epoch {epoch} ended at {known}, not at {end}"
+                if known != end:
+                    raise DataLossError(f"epoch {epoch} ended at {known} by the manifest, and at {end} by the log", object=f"epoch {epoch}")
                 continue
             last = rows[-1] if rows else None
-            assert last is None or epoch >= last.epoch + last.epochs, "epochs end in order"
+            if last is not None and epoch < last.epoch + last.epochs:
+                raise DataLossError(f"the end of epoch {epoch} is missing in the manifest", object=f"epoch {epoch}")
             if last is not None and epoch == last.epoch + last.epochs and end == last.end + last.epochs:
                 rows[-1] = last._replace(epochs=last.epochs + 1)
             else:
@@ -177,6 +187,30 @@ class ShardManifest(Manifest):
     consumers: dict[str, Hold] = {}
     checkpoints: dict[str, Hold] = {}
     next_generation: int = 1
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        """Checked when read: a manifest that contradicts itself must not lead anybody anywhere."""
+        last = ChainPoint(0, -1)
+        for row in self.segments:
+            if row.epochs < 1 or row.epoch <= last.epoch or row.end <= last.position or row.epoch + row.epochs > self.epoch:
+                raise ValueError(f"segment {tuple(row)} is out of order")
+            last = ChainPoint(row.epoch + row.epochs - 1, row.end + row.epochs - 1)
+        ends = self.ends()
+        for point in (self.cursor, self.resume or self.cursor):
+            end = ends.end_of(point.epoch)
+            highest = POSITION_MAX if end is None else end
+            if not 1 <= point.epoch <= max(1, self.epoch) or not 0 <= point.position <= highest:
+                raise ValueError(f"{tuple(point)} is not on the chain")
+        if self.epoch - last.epoch > EPOCHS_OPEN_MAX:
+            raise ValueError(f"epoch {self.epoch} is out of reach of the last one that ended, {last.epoch}")
+        if not all(-1 <= position <= POSITION_MAX for position in (self.wal_position_last_seen, self.wal_floor, self.wal_collected)):
+            raise ValueError("a position is out of range")
+        return self
+
+    @property
+    def folder(self) -> str | None:
+        return f"shards/{self.shard}-{self.table_id}/manifest/"
 
     def walk_from(self, *, replay: bool) -> ChainPoint:
         """Where a claimant starts: the cursor if rows are replayed, else as late as is known to be safe."""

@@ -163,6 +163,8 @@ def writer_process(stage: Stage, process: Process, client: Client, rng: random.R
                     clock.sleep(rng.choice([0.1, 2.5]))  # idle: long enough for a record
                 if rng.random() < 0.8:
                     writer.close()
+                    if writer.threads_alive():
+                        ledger.problems.append(f"THREADS LEFT: {who}: {writer.threads_alive()} after close")
             except HeadgateError as error:
                 stage.open_problem(process.name, error)
             finally:

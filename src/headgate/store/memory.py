@@ -38,6 +38,12 @@ class MemoryStore(Store):
         self._name, self._prefix = name, prefix
         self._heap = heap if heap is not None else heap_named(name)
 
+    def __getstate__(self) -> tuple[str, str]:
+        return self._name, self._prefix  # the objects stay in their process
+
+    def __setstate__(self, state: tuple[str, str]) -> None:
+        self.__init__(*state)  # type: ignore[misc]
+
     @property
     def uri(self) -> str:
         return f"memory://{self._name}/{self._prefix}".rstrip("/")

@@ -7,8 +7,9 @@ position; one whose listings lag would hide a successor. Better refused than bel
 from __future__ import annotations
 
 from headgate.clock import Clock
-from headgate.errors import HeadgateError, ObjectExistsError, ObjectMissingError, StoreUnavailableError, UnsupportedStoreError
+from headgate.errors import HeadgateError, ObjectMissingError, UnsupportedStoreError
 from headgate.store.base import Store
+from headgate.store.exact import create_exactly
 from headgate.store.retry import RetryPolicy
 
 _FOLDER = "probe/"
@@ -22,13 +23,10 @@ def probe(store: Store, clock: Clock) -> None:
     """
     key = f"{_FOLDER}{clock.token()}"
     body = key.encode()
+    policy = RetryPolicy()
     try:
-        _create_for_sure(store, key, body, clock)
-        try:
-            store.create(key, b"second")
-        except ObjectExistsError:
-            pass
-        else:
+        create_exactly(store, key, body, clock, policy)
+        if create_exactly(store, key, b"second", clock, policy) is None:
             raise _refused(store, "a second create of the same name succeeded")
         if bytes(store.get(key)) != body:
             raise _refused(store, "an object read back is not what was written")
@@ -45,20 +43,6 @@ def probe(store: Store, clock: Clock) -> None:
             store.delete([key])
         except HeadgateError:  # a leftover of 40 bytes; what went wrong before matters more
             pass
-
-
-def _create_for_sure(store: Store, key: str, body: bytes, clock: Clock) -> None:
-    policy = RetryPolicy()
-    for attempt in range(policy.retries + 1):
-        try:
-            store.create(key, body)
-            return
-        except ObjectExistsError:
-            return  # our own, after a lost reply: the name is random
-        except StoreUnavailableError:
-            if attempt == policy.retries:
-                raise
-            clock.sleep(policy.delay(attempt, clock))
 
 
 def _refused(store: Store, why: str) -> UnsupportedStoreError:

@@ -228,7 +228,7 @@ def decode_entry(data: memoryview, key: str, wal_id: str, shard: str, epoch: int
         puts = tuple(_read_puts(reader))
     except (CorruptEntryError, UnsupportedFormatError):
         raise
-    except (pa.ArrowException, OSError, ValueError, KeyError, EOFError) as error:
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, RecursionError, EOFError) as error:
         raise CorruptEntryError(f"{key} is whole, but is no entry: {error}", object=key) from None
     if (header.wal_id, header.shard, header.epoch, header.position) != (wal_id, shard, epoch, position):
         raise CorruptEntryError(

@@ -289,6 +289,7 @@ def seal_walk(log: ShardLog, claimed: ShardManifest, survey: _Survey, replay: Re
     if walk.point.position < start.position:
         walk.point = start
     races = 0
+    settled: set[int] = set()
     reader = ChainReader(space, log.clock, eager=True)
     try:
         while walk.point.epoch < me:
@@ -299,7 +300,9 @@ def seal_walk(log: ShardLog, claimed: ShardManifest, survey: _Survey, replay: Re
                     continue
                 # A seal vouches for all before it, so their names must be durable first: a power cut may
                 # keep the seal and forget a name beside it that nobody had synced yet (R17).
-                space.store.settle(space.epoch_folder(walk.point.epoch))
+                for walked in sorted(walk.epochs - settled | {walk.point.epoch}):
+                    space.store.settle(space.epoch_folder(walked))
+                settled |= walk.epochs - {walk.point.epoch}
                 # A missing entry in an older epoch gets a seal, and what stands there then counts, whoever's it is (F16, A05).
                 failpoint("fence.before-seal")
                 occupant = put_seal(log, space, walk.point, by_epoch=me, durable_through=walk.point.position - 1, writer_id=writer_id)

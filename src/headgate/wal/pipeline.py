@@ -437,10 +437,15 @@ class Pipeline:
         return self.join(seconds)
 
     def join(self, seconds: float) -> bool:
+        with self.lock:
+            self._work.notify_all()  # those that waited for others to take the queue: it is empty now
         deadline = self._clock.monotonic() + seconds
         for thread in list(self._threads):
             thread.join(max(0.0, deadline - self._clock.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        return not self.threads_alive()
+
+    def threads_alive(self) -> int:
+        return sum(thread.is_alive() for thread in self._threads)
 
     # -- looking
 
