@@ -41,6 +41,19 @@ def decode_document(data: memoryview | bytes, kind: type[Model], key: str) -> Mo
     if raw != b"%s%08x%s%s%s" % (_HEAD, zlib.crc32(body), _MIDDLE, body, _TAIL):
         raise CorruptEntryError(f"{key} is damaged: its checksum does not fit its {len(raw)} bytes", object=key)
     try:
+        found = kind.model_validate_json(body)
+    except ValidationError as error:
+        _check_version(body, key)  # a newer format need not be valid in ours
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise CorruptEntryError(f"{key} is not a valid {kind.__name__}: {where}: {first['msg']}", object=key) from None
+    if getattr(found, "format_version", 0) > FORMAT_VERSION:
+        _check_version(body, key)
+    return found
+
+
+def _check_version(body: bytes, key: str) -> None:
+    try:
         version = _Versioned.model_validate_json(body).format_version
     except ValidationError:
         raise CorruptEntryError(f"{key} is no document of Headgate", object=key) from None
@@ -48,12 +61,6 @@ def decode_document(data: memoryview | bytes, kind: type[Model], key: str) -> Mo
         raise UnsupportedFormatError(
             f"{key} has format version {version}; this version reads up to {FORMAT_VERSION}", hint="upgrade headgate to read this table"
         )
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise CorruptEntryError(f"{key} is not a valid {kind.__name__}: {where}: {first['msg']}", object=key) from None
 
 
 class _Versioned(BaseModel):

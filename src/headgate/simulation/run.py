@@ -61,6 +61,7 @@ def run_schedule(
         small: few processes and one table, for traces that people read.
     """
     rng = random.Random(seed)
+    small = rng.random() < 0.6 or small  # the tighter the scope, the likelier a race; the wider, the likelier a surprise
     scheduler = Scheduler(rng)
     world = World(scheduler, rng, Faults.random(rng, faults), trace=[] if trace else None)
     # Most schedules are free play; some have a plot first. Two tables may share one WAL store.

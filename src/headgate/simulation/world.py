@@ -200,10 +200,9 @@ class World:
             if process.stalled_until and self.scheduler.steps >= process.stalled_until:
                 process.stalled_until = 0
                 process.weight = process.full_weight
-        victims = [p for p in self.processes if p.alive and not p.protected]
-        if not victims:
+        victim = self.processes[int(self.rng.random() * len(self.processes))]
+        if not victim.alive or victim.protected:
             return
-        victim = victims[int(self.rng.random() * len(victims))]
         if self.strikes("crash"):
             self.note(victim.name, "dies")
             victim.end()
@@ -350,8 +349,8 @@ class SimStore(Store):
 
     def _saw(self, *what: object) -> None:
         task = self._world.scheduler.current
-        assert task is not None
-        task.seen = hash((task.seen, what))
+        if self._world.atomic and task is not None:
+            task.seen = hash((task.seen, what))
 
     def _read(self, what: str, key: str) -> str:
         full = self._begin(what, key)
