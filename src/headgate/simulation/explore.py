@@ -38,7 +38,7 @@ SMALL = {
     "repeats": Scope(puts=(2, 1), repeats=1),
     "window": Scope(puts=(3, 1), window=2, trims=0, repeats=1, collections=0),
     "manifests": Scope(trims=0, collections=0, manifests_collected=True, repeats=1),
-    "list and get": Scope(puts=(1, 1), manifests_collected=True, listing_apart=True, repeats=1, collected_last=True),
+    "late manifests": Scope(puts=(1, 1), manifests_collected=True, repeats=1, collected_last=True),
     "damage": Scope(puts=(3, 1), window=2, trims=0, collections=0, damage=True),
 }
 """Explored to the end in seconds."""
@@ -51,7 +51,7 @@ LARGE = SMALL | {
     "three claimants": Scope(puts=(1, 1, 1, 1), trims=0, collections=0, repeats=1),
     "two trimmers": Scope(puts=(1, 1, 1), trimmers=2, collected_last=True),
     "manifests": Scope(puts=(1, 1, 1), manifests_collected=True, collected_last=True),
-    "list and get": Scope(manifests_collected=True, listing_apart=True, repeats=1, collections=0),
+    "late manifests": Scope(manifests_collected=True, repeats=1, collections=0),
 }
 """Explored to the end in the time of a meal."""
 
@@ -74,10 +74,7 @@ BROKEN = {
     "durable-through-highest": ("FALSE ALARM", Scope(puts=(3, 1), window=2, trims=0, collections=0)),
     "probe-for-latest": ("TWO OWNERS", Scope(puts=(0, 0, 0), collections=0, manifests_collected=True)),
     "trust-the-create": ("TWO OWNERS", _UNTRIMMED),
-    "outcome-from-one-list": (
-        "UNTOLD",
-        Scope(puts=(1, 1), manifests_collected=True, listing_apart=True, repeats=1, collected_last=True),
-    ),
+    "latest-from-one-list": ("UNTOLD", Scope(puts=(1, 1), manifests_collected=True, repeats=1, collected_last=True)),
     "survey-asks-of-its-point": ("FALSE ALARM", Scope(puts=(2, 1, 0), collected_last=True)),
     "hole-is-tip": ("SILENT LOSS", Scope(puts=(2, 1), trims=0, collections=0, damage=True)),
     "ack-before-durable": ("LOST", _TWO),

@@ -26,8 +26,8 @@ What makes the number of states small, and why nothing is lost by it:
   create or to read: nobody could tell the difference.
 - Where no manifest is ever collected, a commit is one step: its create fails if anything was
   committed since its load, and then nothing has happened.
-- The outcome of a create is read in one step: LIST, GET, and a LIST that finds the same name highest.
-  What was highest throughout was not collected and re-created, so it is as if read at the second.
+- A load is LIST, GET, and a LIST that finds the same name highest; else it begins again. What was the
+  highest throughout was not collected and made again by a late copy, so it is one step, the last.
 - B takes its first step before C: they run the same program under other names.
 - A step that changes no object, and whose outcome nothing can change any more (reading a seal,
   which is never deleted; learning what became of a create), is taken at once and alone. Taken later
@@ -62,7 +62,7 @@ RULES = {
     "durable-through-highest": "an entry tells the highest position known durable, not the whole prefix",
     "probe-for-latest": "the latest manifest is found by probing the next name",
     "trust-the-create": "a manifest create that succeeds is taken for a commit",
-    "outcome-from-one-list": "the outcome of a create is read from the highest name of a LIST, and no second LIST says that it still is",
+    "latest-from-one-list": "the highest name of a LIST is read, and no second LIST says that it still is the highest",
     "survey-asks-of-its-point": "a survey that finds a hole asks whether the log was trimmed past it, not whether it was trimmed",
     "hole-is-tip": "a missing entry is the tip, whatever later entries say",
     "ack-before-durable": "a put is acknowledged when it is sent",
@@ -86,8 +86,6 @@ class Scope:
     repeats: int = 0
     """Requests whose reply is lost or of which a second copy arrives later."""
     manifests_collected: bool = False
-    listing_apart: bool = False
-    """A load is a LIST and a GET, two steps; else one."""
     closing: bool = False
     """The incumbent records what it acknowledged when it has written everything."""
     damage: bool = False
@@ -101,7 +99,7 @@ class Scope:
 
     @property
     def commits_whole(self) -> bool:
-        return self.reduced and not self.manifests_collected and not self.listing_apart
+        return self.reduced and not self.manifests_collected
 
 
 class Entry(NamedTuple):
@@ -245,7 +243,7 @@ def load(scope: Scope, state: State, index: int, actor: Actor) -> tuple[Manifest
         if version in versions:
             return versions[version], with_actor(state, index, actor._replace(seen_version=version)), ""
         return state.latest, state, ""  # gone: one that knows nothing lists
-    if not scope.listing_apart:
+    if scope.broken != "latest-from-one-list":
         return state.latest, state, ""
     if actor.listed < 0:
         version = state.latest.version
@@ -303,10 +301,7 @@ def committing(what: str, change: Change, then: Callable[[Scope, Actor, Manifest
             yield f"{label}, and a copy is under way", repeated(checking, ((proposal.version, 0), proposal)), False
 
     def checking(scope: Scope, state: State, index: int, actor: Actor) -> Iterator[Step]:
-        latest: Manifest | None = state.latest
-        half = ""
-        if scope.broken in ("probe-for-latest", "outcome-from-one-list"):
-            latest, state, half = load(scope, state, index, actor)
+        latest, state, half = load(scope, state, index, actor)
         actor, proposal = state.actors[index], actor.proposal
         if latest is None:
             yield half, state, False
@@ -316,7 +311,7 @@ def committing(what: str, change: Change, then: Callable[[Scope, Actor, Manifest
         happened = ours == (latest.version, latest.id) or ours in latest.history
         gone = actor._replace(proposal=None)
         after = then(scope, gone, proposal) if happened else gone._replace(at=f"{what}.load")
-        sure = scope.broken not in ("probe-for-latest", "outcome-from-one-list")
+        sure = scope.broken not in ("probe-for-latest", "latest-from-one-list")
         yield (
             f"reads manifest/{latest.version}: its {what} {'happened' if happened else 'did not happen'}",
             with_actor(state, index, after),
