@@ -10,7 +10,7 @@ from headgate.simulation.run import run_schedule, simulate
 from headgate.simulation.scenes import SCENES
 from tests.simulation.planted_bugs import BUGS
 
-SCHEDULES = int(os.environ.get("HEADGATE_SCHEDULES", "2000"))
+SCHEDULES = int(os.environ.get("HEADGATE_SCHEDULES", "5000"))
 PARTS = 4
 
 # Where chance alone would take long, the scene that shows it.

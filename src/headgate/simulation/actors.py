@@ -133,12 +133,12 @@ class Stage:
             self.ledger.problems.append(f"UNEXPECTED: {who}: {error!r}")
 
 
-def writer_process(stage: Stage, process: Process, client: Client, rng: random.Random) -> Callable[[], None]:
+def writer_process(stage: Stage, process: Process, client: Client, rng: random.Random, lives: int) -> Callable[[], None]:
     """Opens a writer, puts what the client still wants, and goes in one way or another; perhaps again."""
 
     def main() -> None:
         ledger, clock = stage.ledger, SimClock(process)
-        for life in range(rng.randint(1, 2)):
+        for life in range(rng.randint(1, lives)):
             clock.sleep(rng.choice([0.0, 0.01, 0.5, 3.0]))
             config = ShardWriterConfig(
                 enable_memtable=False,
@@ -268,12 +268,12 @@ def tailer_process(stage: Stage, process: Process, rng: random.Random) -> Callab
     return main
 
 
-def collector_process(stage: Stage, process: Process, rng: random.Random) -> Callable[[], None]:
+def collector_process(stage: Stage, process: Process, rng: random.Random, rounds: int) -> Callable[[], None]:
     """Keeps a copy of what it gives up, as a flush would, then trims, then deletes; old manifests too."""
 
     def main() -> None:
         clock = SimClock(process)
-        for _ in range(rng.randint(1, 6)):
+        for _ in range(rng.randint(1, rounds)):
             clock.sleep(rng.choice([0.0, 0.05, 0.5]))
             try:
                 log = stage.log(process)

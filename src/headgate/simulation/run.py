@@ -61,7 +61,7 @@ def run_schedule(
         small: few processes and one table, for traces that people read.
     """
     rng = random.Random(seed)
-    small = rng.random() < 0.6 or small  # the tighter the scope, the likelier a race; the wider, the likelier a surprise
+    small = rng.random() < 0.75 or small  # the tighter the scope, the likelier a race; the wider, the likelier a surprise
     scheduler = Scheduler(rng)
     world = World(scheduler, rng, Faults.random(rng, faults), trace=[] if trace else None)
     # Most schedules are free play; some have a plot first. Two tables may share one WAL store.
@@ -126,17 +126,17 @@ def cast(world: World, stage: Stage, rng: random.Random, small: bool) -> list[tu
 
     for number in range(2 if small else rng.randint(1, 3)):
         exact = rng.random() < 0.5
-        items = stage.ledger.numbers(rng.randint(1, 5)) if exact else []
+        items = stage.ledger.numbers(rng.randint(1, 3 if small else 5)) if exact else []
         client = Client(f"client{number}", f"producer{number}" if exact else None, items)
         # Two processes of one client: the second may start while the first still lives.
         for attempt in range(2 if exact and rng.random() < 0.5 else 1):
-            add(f"writer{number}{'ab'[attempt]}", partial(writer_process, stage, client=client, rng=rng))
+            add(f"writer{number}{'ab'[attempt]}", partial(writer_process, stage, client=client, rng=rng, lives=1 if small else 2))
     if rng.random() < 0.4 and not small:
         add("appender", partial(appender_process, stage, rng=rng))
     if rng.random() < 0.5 and not small:
         add("tailer", partial(tailer_process, stage, rng=rng))
     for number in range(rng.choice([0, 1] if small else [0, 1, 1, 2])):
-        add(f"collector{number}", partial(collector_process, stage, rng=rng))
+        add(f"collector{number}", partial(collector_process, stage, rng=rng, rounds=2 if small else 6))
     return parts
 
 
@@ -149,7 +149,9 @@ def play(world: World, stages: list[Stage], scene: Scene | None, rng: random.Ran
     if scene is not None:
         scene(world, stages[0], rng)
     world.quiet = False
-    mains = [(process, process.start(main)) for stage in stages for process, main in cast(world, stage, rng, small)]
+    mains = []
+    if scene is None or not small:
+        mains = [(process, process.start(main)) for stage in stages for process, main in cast(world, stage, rng, small)]
     scheduler.run(lambda: all(main.done or not process.alive for process, main in mains))
     for process, _ in mains:
         if process.alive:
