@@ -9,6 +9,7 @@ Every write is ``mode="create"``: conditional, and never multipart.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 _PAGE = 1000
 _RETRY_NONE: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=60)}
 _CLIENT_DEFAULTS: dict[str, str] = {"timeout": "30s", "connect_timeout": "5s"}
+_ALLOW_HTTP = ("allow_http", "aws_allow_http", "azure_allow_http", "google_allow_http")
+_YES = ("true", "1", "yes")
 _FINAL = (
     obstore_errors.PermissionDeniedError,
     obstore_errors.UnauthenticatedError,
@@ -143,7 +146,11 @@ class ObjectStore(Store):
         message = f"cannot {verb} {key} in {self.uri}: {self._redacted(error)}"
         if isinstance(error, _FINAL):
             return StoreError(message, object=key, hint="check the credentials, the endpoint and the bucket's policy")
-        return StoreUnavailableError(message, object=key)
+        if "builder error" in message:  # refused before anything was sent: a plain http endpoint, most likely
+            return StoreError(
+                message, object=key, hint="for an http:// endpoint pass the storage option allow_http=true; else check the endpoint"
+            )
+        return StoreUnavailableError(message, object=key, hint="check the network, the endpoint and the store's state, then try again")
 
     def _redacted(self, error: Exception) -> str:
         """The first line of what obstore says, without any option's value in it."""
@@ -157,14 +164,17 @@ class ObjectStore(Store):
 def _open(location: Location) -> Any:
     options: dict[str, Any] = dict(location.options)
     client: dict[str, Any] = dict(_CLIENT_DEFAULTS)
+    for name in _ALLOW_HTTP:  # obstore reads it from the environment only when it is given no client options at all
+        if os.environ.get(name.upper(), "").lower() in _YES:
+            client["allow_http"] = True
     for name in list(options):
         plain = name.lower()
-        if plain in ("allow_http", "aws_allow_http", "azure_allow_http"):
-            client["allow_http"] = options.pop(name).lower() in ("true", "1", "yes")
+        if plain in _ALLOW_HTTP:
+            client["allow_http"] = options.pop(name).lower() in _YES
         elif plain in ("timeout", "connect_timeout", "pool_idle_timeout", "proxy_url", "user_agent"):
             client[plain] = options.pop(name)
         elif plain == "allow_invalid_certificates":
-            client[plain] = options.pop(name).lower() in ("true", "1", "yes")
+            client[plain] = options.pop(name).lower() in _YES
     kinds: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
     try:
         return kinds[location.scheme](
