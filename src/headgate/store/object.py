@@ -147,9 +147,7 @@ class ObjectStore(Store):
         if isinstance(error, _FINAL):
             return StoreError(message, object=key, hint="check the credentials, the endpoint and the bucket's policy")
         if "builder error" in message:  # refused before anything was sent: a plain http endpoint, most likely
-            return StoreError(
-                message, object=key, hint="for an http:// endpoint pass the storage option allow_http=true; else check the endpoint"
-            )
+            return StoreError(message, object=key, hint="an http:// endpoint needs the storage option allow_http=true")
         return StoreUnavailableError(message, object=key, hint="check the network, the endpoint and the store's state, then try again")
 
     def _redacted(self, error: Exception) -> str:

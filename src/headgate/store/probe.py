@@ -26,10 +26,10 @@ def probe(store: Store, clock: Clock) -> None:
     policy = RetryPolicy()
     try:
         create_exactly(store, key, body, clock, policy)
-        if create_exactly(store, key, b"second", clock, policy) is None:
-            raise _refused(store, "a second create of the same name succeeded")
         if bytes(store.get(key)) != body:
             raise _refused(store, "an object read back is not what was written")
+        if create_exactly(store, key, b"second", clock, policy) is None:
+            raise _refused(store, "a second create of the same name succeeded")
         if store.head(key).size_bytes != len(body):
             raise _refused(store, "an object has another size than what was written")
         if key not in [info.key for info in store.list(_FOLDER)]:
