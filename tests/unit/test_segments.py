@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.errors import DataLossError
 from headgate.manifest import ChainPoint
 from headgate.manifest.model import FIRST_POINT, Segment, Segments
 from headgate.wal.fence import over_seals
@@ -84,12 +85,12 @@ def test_any_number_of_idle_reopens_is_one_row() -> None:
 
 
 def test_a_known_end_that_differs_is_never_overwritten() -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises(DataLossError):
         Segments().adding({1: 3}).adding({1: 4})
 
 
 def test_an_epoch_is_not_added_behind_those_that_are_known() -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises(DataLossError):
         Segments().adding({5: 9}).adding({3: 4})
 
 
