@@ -55,9 +55,9 @@ def verify_does_not_check_the_epoch():
     original = fence.verify_change
 
     def unchecked(log, manifest, epoch, walk, *, resume):
-        walk.first_seal = None
         walk.ends = {e: p for e, p in walk.ends.items() if manifest.ends().end_of(e) in (None, p)}
-        return original(log, manifest, manifest.epoch, walk, resume=resume)
+        with patch.object(ShardManifest, "contradicts", lambda self, ends: False):
+            return original(log, manifest, manifest.epoch, walk, resume=resume)
 
     return patch.object(fence, "verify_change", unchecked)
 
@@ -68,10 +68,34 @@ def verify_does_not_look_at_the_cursor():
     original = fence.verify_change
 
     def blind(log, manifest, epoch, walk, *, resume):
-        walk.first_seal = None
-        return original(log, manifest, epoch, walk, resume=resume)
+        with patch.object(ShardManifest, "contradicts", lambda self, ends: False):
+            return original(log, manifest, epoch, walk, resume=resume)
 
     return patch.object(fence, "verify_change", blind)
+
+
+@bug
+def only_own_seals_are_checked_against_the_cursor():
+    """The seal of another slow claimant, met on the walk, leads astray as well as one's own."""
+    original, put = fence.verify_change, fence.put_seal
+    own: set[tuple[int, int]] = set()
+
+    def noting(log, space, at, **rest):
+        occupant = put(log, space, at, **rest)
+        if occupant is None:
+            own.add((rest["by_epoch"], at.epoch))
+        return occupant
+
+    def partly(log, manifest, epoch, walk, *, resume):
+        check = ShardManifest.contradicts
+
+        def mine(self, ends):
+            return check(self, {e: p for e, p in ends.items() if (epoch, e) in own})
+
+        with patch.object(ShardManifest, "contradicts", mine):
+            return original(log, manifest, epoch, walk, resume=resume)
+
+    return _both(patch.object(fence, "verify_change", partly), patch.object(fence, "put_seal", noting))
 
 
 @bug

@@ -17,6 +17,7 @@ PARTS = 4
 SCENE_OF = {
     "durable_through_is_the_highest_known": "gap",
     "past_a_seal_is_void": "several_seals",
+    "only_own_seals_are_checked_against_the_cursor": "several_seals",
     "reply_of_a_manifest_create_is_trusted": "slow_claimant",
     "seals_are_forgotten_after_a_wipe": "wipe",
     "verify_does_not_check_the_epoch": "several_seals",

@@ -18,6 +18,8 @@ from headgate.wal.marker import check_marker
 from headgate.wal.reader import ChainReader
 from headgate.wal.tip import locate
 
+_ATTEMPTS_MAX = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -50,15 +52,22 @@ def verify_shard(log: ShardLog, *, deep: bool) -> VerifyReport:
     """Check one shard's manifest, marker, chain and seals.
 
     Shallow: from the cursor to the tip, every entry read and its checksum checked. ``deep``:
-    from the first entry that is left.
+    from the first entry that is left. A log that is trimmed or collected meanwhile is read again.
     """
-    problems: list[Problem] = []
-    counts: Counter[str] = Counter(shards=1)
-    try:
-        manifest = log.manifests.load()
-        _verify_chain(log, manifest, deep, problems, counts)
-    except HeadgateError as error:
-        problems.append(_problem(log, error))
+    for attempt in range(_ATTEMPTS_MAX):
+        problems: list[Problem] = []
+        counts: Counter[str] = Counter(shards=1)
+        before: ShardManifest | None = None
+        try:
+            before = log.manifests.load()
+            _verify_chain(log, before, deep, problems, counts)
+        except HeadgateError as error:
+            problems.append(_problem(log, error))
+        if not problems or before is None or attempt == _ATTEMPTS_MAX - 1:
+            break
+        now = log.manifests.load()
+        if now.cursor == before.cursor and now.wal_floor == before.wal_floor and now.wal.id == before.wal.id:
+            break
     return VerifyReport(not problems, tuple(problems), dict(counts))
 
 
@@ -67,6 +76,7 @@ def _verify_chain(log: ShardLog, manifest: ShardManifest, deep: bool, problems: 
         return  # clean, and the log is gone or was never begun: nothing in it is needed
     space = log.space(manifest)
     _verify_seals(log, manifest, problems, counts)
+    ends = manifest.ends()
     point = locate(manifest, manifest.wal_floor) if deep else manifest.cursor
     reader = ChainReader(space, log.clock, eager=True)
     try:
@@ -77,16 +87,12 @@ def _verify_chain(log: ShardLog, manifest: ShardManifest, deep: bool, problems: 
                 if loss is None:
                     break
                 if (entry := reader.fetch(point)) is None:
-                    manifest = log.manifests.load()
-                    if manifest.wal_floor > point.position:  # collected while we read
-                        point = locate(manifest, manifest.wal_floor)
-                        continue
                     problems.append(_problem(log, loss))
                     break
             counts["seals" if entry.is_seal else "entries"] += 1
             counts["rows"] += sum(put.rows.num_rows for put in entry.puts)
             counts["bytes"] += entry.size_bytes
-            end = manifest.ends().end_of(point.epoch)
+            end = ends.end_of(point.epoch)
             if entry.is_seal != (end == point.position) and end is not None:
                 what = "has a seal" if entry.is_seal else "goes on"
                 message = f"epoch {point.epoch} ended at {end} by the manifest, and {what} at {point.position}"

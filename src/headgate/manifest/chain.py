@@ -77,6 +77,10 @@ class ManifestChain(Generic[AnyManifest]):
                 found = self._read(version)
             except ObjectMissingError:  # collected between LIST and GET: a later one is there
                 continue
+            # Between LIST and GET it may have been collected and, by a late copy of somebody's
+            # request, made again with other bytes. If it is still the highest, it never was collected.
+            if self._highest_version() != version:
+                continue
             self._remember(found)
             return found
         raise CommitConflictError(f"{self._folder} changes faster than it can be read", hint="try again")

@@ -225,6 +225,19 @@ class ShardManifest(Manifest):
         """Every seal that must stand in the WAL of now."""
         return [seal for seal in self.ends().ends() if seal.epoch >= self.wal.first_epoch]
 
+    def contradicts(self, ends: dict[int, int]) -> bool:
+        """Were some of these seals, met on a walk, put where entries had been collected?
+
+        A slow claimant may seal a name below the cursor. Whoever began to walk before the cursor
+        moved may meet that seal and take it for the end of its epoch. It is not, if the epoch is
+        known to have ended elsewhere, or to have gone on past it.
+        """
+        known = self.ends()
+        return any(
+            known.end_of(epoch) not in (None, position) or (epoch >= self.cursor.epoch and position < self.cursor.position)
+            for epoch, position in ends.items()
+        )
+
     def hold_position(self) -> int:
         """No data entry at or above this position may be collected."""
         holds = [self.cursor.position]

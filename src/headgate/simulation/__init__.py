@@ -6,7 +6,11 @@
 | world | the simulated clock and store, processes that stall and die, faults |
 | actors | what the processes do |
 | checker | what must hold at the end |
+| scenes | short plays with a plot |
 | run | one schedule from a seed, and many |
+| shrink | from a failing schedule to a readable trace |
+| exhaustive | every interleaving with few preemptions, on the real code |
+| model · protocol · explore | the pure protocol, every interleaving, states hashed |
 
 The store, the clock and the threads are swapped at their seams; everything between them is
 what users run. Every choice comes from the seed, so a failing seed replays exactly.

@@ -175,6 +175,12 @@ def several_seals(world: World, stage: Stage, rng: random.Random) -> None:
 
     claiming = slow.start(claim)
     world.scheduler.run(lambda: world.is_paused(slow) or claiming.done)
+    third = world.process("third", protected=True)
+    claiming_too = None
+    if rng.random() < 0.5:  # another claimant, who may meet the first one's seal
+        world.pause(third, "fence.claimed")
+        claiming_too = third.start(lambda: _claim_and_put(stage, third, rng))
+        world.scheduler.run(lambda: world.is_paused(third) or claiming_too.done)
     put(rng.randint(1, 3))
     trimmer = world.process("trimmer", protected=True)
 
@@ -190,9 +196,24 @@ def several_seals(world: World, stage: Stage, rng: random.Random) -> None:
     sweeper = world.process("sweeper", protected=True)
     _run(world, sweeper, lambda: _collect_all(stage, sweeper))
     world.resume(slow)
+    if claiming_too is not None:
+        if rng.random() < 0.5:
+            world.scheduler.run(lambda: claiming.done)
+        world.resume(third)
+        world.scheduler.run(lambda: claiming_too.done)
+    put(1)
     world.scheduler.run(lambda: claiming.done)
     wanted["end"] = True
     world.scheduler.run(lambda: task.done)
+
+
+def _claim_and_put(stage: Stage, process: Process, rng: random.Random) -> None:
+    try:
+        with ShardWriter(stage.log(process), RULES, _WAL_ONLY) as writer:
+            for number in stage.ledger.numbers(rng.randint(1, 2)):
+                stage.ledger.acked[number] = writer.put(rows_of(number)).wait()[stage.shard]
+    except HeadgateError as error:
+        stage.open_problem(process.name, error)
 
 
 def gap(world: World, stage: Stage, rng: random.Random) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headgate.errors import InvalidInputError
+from headgate.errors import CommitConflictError, InvalidInputError
 from headgate.failpoint import failpoint
 from headgate.manifest import ChainPoint, ShardManifest
 from headgate.manifest.model import ProducerMark
@@ -27,6 +27,7 @@ from headgate.wal.reader import ChainReader
 from headgate.wal.tip import find_tip, locate
 
 _DELETES_AT_ONCE = 1000
+_WALKS_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,30 +46,41 @@ def trim(log: ShardLog, before: int) -> ShardManifest:
     Raises:
         InvalidInputError: beyond the tip, or below what a consumer or a checkpoint still needs.
     """
-    manifest = check_trim(log, before)
-    point, ends, producers = _walk_to(log, manifest, before)
-    if point.position < before:
-        return manifest  # somebody else trimmed further while we walked
+    for _ in range(_WALKS_MAX):
+        manifest = check_trim(log, before)
+        walked = _walk_to(log, manifest, before)
+        try:
+            return log.manifests.commit(lambda current, walked=walked: _trimmed(log, current, before, *walked))  # type: ignore[misc]
+        except _WalkedAstray:
+            continue  # others trim too, and what we walked over was collected meanwhile
+    raise CommitConflictError(f"shard {log.shard} is trimmed by others at the same time", hint="try again")
 
-    def change(current: ShardManifest) -> ShardManifest | None:
-        if current.next_generation > 1:
-            raise InvalidInputError(
-                f"shard {log.shard} flushes its rows, so its log is not trimmed by hand", hint="collection takes what flushes have covered"
-            )
-        for kind, holds in (("consumer", current.consumers), ("checkpoint", current.checkpoints)):
-            for name, hold in holds.items():
-                if hold.position < before:
-                    raise InvalidInputError(
-                        f"the {kind} {name!r} still needs position {hold.position}", hint=f"trim to {hold.position} at most, or drop it"
-                    )
-        if before <= current.cursor.position:
-            return None
-        merged = dict(current.producers)
-        merge(merged, producers.items())
-        segments = current.ends().adding(ends)
-        return current.but(cursor=over_seals(point, segments), segments=segments.rows, producers=merged)
 
-    return log.manifests.commit(change)
+class _WalkedAstray(Exception):
+    """The walk met a seal that does not end its epoch."""
+
+
+def _trimmed(
+    log: ShardLog, current: ShardManifest, before: int, point: ChainPoint, ends: dict[int, int], producers: dict[str, ProducerMark]
+) -> ShardManifest | None:
+    if current.next_generation > 1:
+        raise InvalidInputError(
+            f"shard {log.shard} flushes its rows, so its log is not trimmed by hand", hint="collection takes what flushes have covered"
+        )
+    for kind, holds in (("consumer", current.consumers), ("checkpoint", current.checkpoints)):
+        for name, hold in holds.items():
+            if hold.position < before:
+                raise InvalidInputError(
+                    f"the {kind} {name!r} still needs position {hold.position}", hint=f"trim to {hold.position} at most, or drop it"
+                )
+    if before <= current.cursor.position:
+        return None
+    if point.position < before or current.contradicts(ends):
+        raise _WalkedAstray
+    merged = dict(current.producers)
+    merge(merged, producers.items())
+    segments = current.ends().adding(ends)
+    return current.but(cursor=over_seals(point, segments), segments=segments.rows, producers=merged)
 
 
 def check_trim(log: ShardLog, before: int) -> ShardManifest:

@@ -68,8 +68,6 @@ class _Walk:
     ends: dict[int, int] = field(default_factory=dict)
     epochs: set[int] = field(default_factory=set)
     producers: dict[str, ProducerMark] = field(default_factory=dict)
-    first_seal: int | None = None
-    """The position of the first seal that we put ourselves."""
 
     def pass_over(self, entry: Entry) -> None:
         self.epochs.add(entry.epoch)
@@ -247,8 +245,13 @@ def _read_to_tip(log: ShardLog, survey: _Survey, reader: ChainReader, wanted: bo
 
 
 def _moved_on(before: ShardManifest, now: ShardManifest, point: ChainPoint) -> bool:
-    """Is there another reason than loss for a name below the tip to be missing?"""
-    return now.epoch != before.epoch or now.wal.id != before.wal.id or max(now.cursor.position, now.wal_floor) > point.position
+    """Is there another reason than loss for a name below the tip to be missing?
+
+    Any move of the cursor is one: what was walked before may have been collected, and sealed by a
+    slow claimant after that, so even the point may be wrong.
+    """
+    moved = now.epoch != before.epoch or now.wal.id != before.wal.id or now.cursor != before.cursor
+    return moved or now.wal_floor > point.position
 
 
 # -- 2. claim
@@ -286,18 +289,21 @@ def seal_walk(log: ShardLog, claimed: ShardManifest, survey: _Survey, replay: Re
             if entry.position >= start.position:
                 replay(entry)
         walk.point = survey.kept_through
+    if claimed.contradicts(walk.ends):
+        if replay is not None:
+            raise CommitConflictError(f"shard {log.shard} was trimmed while its rows were replayed", hint="open it again")
+        walk.point, walk.ends = start, {}
     if walk.point.position < start.position:
         walk.point = start
-    races = 0
+    races, sealed = 0, False
     settled: set[int] = set()
     reader = ChainReader(space, log.clock, eager=True)
     try:
         while walk.point.epoch < me:
             found = reader.read(walk.point)
             if found is None:
-                if walk.first_seal is None and (onward := check_not_lost(log, claimed, reader, walk.point)) != walk.point:
-                    walk.point = onward  # trimmed under us: what lies before it is given up
-                    continue
+                if not sealed:
+                    check_not_lost(log, claimed, reader, walk.point)
                 # A seal vouches for all before it, so their names must be durable first: a power cut may
                 # keep the seal and forget a name beside it that nobody had synced yet (R17).
                 for walked in sorted(walk.epochs - settled | {walk.point.epoch}):
@@ -306,9 +312,8 @@ def seal_walk(log: ShardLog, claimed: ShardManifest, survey: _Survey, replay: Re
                 # A missing entry in an older epoch gets a seal, and what stands there then counts, whoever's it is (F16, A05).
                 failpoint("fence.before-seal")
                 occupant = put_seal(log, space, walk.point, by_epoch=me, durable_through=walk.point.position - 1, writer_id=writer_id)
+                sealed = True
                 failpoint("fence.sealed")
-                if walk.first_seal is None:
-                    walk.first_seal = walk.point.position
                 if occupant is None:
                     walk.epochs.add(walk.point.epoch)
                     walk.ends[walk.point.epoch] = walk.point.position
@@ -344,27 +349,24 @@ def _put_barrier(log: ShardLog, space: WalSpace, point: ChainPoint, me: int, wri
             return
 
 
-def check_not_lost(log: ShardLog, claimed: ShardManifest, reader: ChainReader, point: ChainPoint) -> ChainPoint:
-    """Before our first seal: is this the tip, or a hole? A seal in a hole would bury what was lost (R13).
-
-    Returns where to go on: here, or past what was trimmed meanwhile.
-    """
+def check_not_lost(log: ShardLog, claimed: ShardManifest, reader: ChainReader, point: ChainPoint) -> None:
+    """Before our first seal: is this the tip, or a hole? A seal in a hole would bury what was lost (R13)."""
     loss = evidence_of_loss(log.space(claimed), claimed, point)
     if loss is None or reader.fetch(point) is not None:
-        return point
+        return
     now = log.manifests.load()
     if now.epoch != claimed.epoch:
         raise _fenced(log, claimed.epoch, now.epoch)  # collected under a superseded claimant (F06)
-    if now.cursor.position <= point.position:
-        raise loss
-    return now.cursor
+    if _moved_on(claimed, now, point):
+        raise _TrimmedUnderWalk(now)
+    raise loss
 
 
 # -- 4. verify
 
 
 class _TrimmedUnderWalk(Exception):
-    """The walk sealed below the cursor of now: it has to be done again from there."""
+    """The walk took a name below the cursor of now for the tip: it has to be done again from there."""
 
     def __init__(self, manifest: ShardManifest) -> None:
         self.manifest = manifest
@@ -373,9 +375,10 @@ class _TrimmedUnderWalk(Exception):
 def verify_change(log: ShardLog, manifest: ShardManifest, epoch: int, walk: _Walk, *, resume: bool) -> ShardManifest:
     """Our epoch still stands: record what the walk found."""
     check_epoch(log, manifest, epoch)
-    if walk.first_seal is not None and manifest.cursor.position > walk.first_seal:
+    if manifest.contradicts(walk.ends):
         # The log was trimmed and collected under the walk, so what looked like the tip was not:
-        # t0 we claim · t1 trim to 2, GC takes 0 and 1 · t2 we find nothing at 0 and seal it.
+        # t0 we claim · t1 trim to 2, GC takes 0 and 1 · t2 we find nothing at 0 and seal it, or we
+        # find the seal of another claimant who did.
         raise _TrimmedUnderWalk(manifest)
     segments = manifest.ends().adding(walk.ends)
     last_seen = max(manifest.wal_position_last_seen, walk.point.position - 1)

@@ -87,6 +87,7 @@ class WalTailer:
         point = locate(manifest, wanted)
         reader = self._reader(manifest)
         misses = 0
+        passed: dict[int, int] = {}  # seals met since a manifest last agreed with them
         try:
             while True:
                 entry = reader.read(point)
@@ -100,6 +101,10 @@ class WalTailer:
                             manifest, reader, point = now, self._reader(now), onward
                             continue
                         manifest = now
+                        if now.contradicts(passed):
+                            # A seal that does not end its epoch: what stood there was collected under us.
+                            self._check_floor(now, min(passed.values()))
+                        passed.clear()
                         entry = self._reread_unless_tip(manifest, reader, point, wanted)
                     if entry is None:
                         if not follow:
@@ -108,6 +113,8 @@ class WalTailer:
                         misses += 1
                         continue
                 misses = 0
+                if entry.is_seal:
+                    passed[point.epoch] = point.position
                 at, point = point, point.past_seal() if entry.is_seal else point.past_data()
                 if at.position >= wanted and (include_seals or not entry.is_seal):
                     yield entry

@@ -35,12 +35,14 @@ def find_tip(log: ShardLog) -> tuple[ShardManifest, ChainPoint]:
     point = manifest.walk_from(replay=False)
     while True:
         # What the manifest knows may have moved past us, and what lies before it been collected.
-        point = max(point, locate(manifest, manifest.wal_position_last_seen + 1), manifest.walk_from(replay=False))
+        known = max(locate(manifest, manifest.wal_position_last_seen + 1), manifest.walk_from(replay=False))
+        point = max(point, known) if point.position >= known.position else known
         tip = _listed_end(log, manifest, point) if point.epoch == manifest.epoch else _read_end(log, manifest, point)
         now = log.manifests.load()
-        if now.epoch == manifest.epoch and now.cursor.position <= tip.position and now.wal.id == manifest.wal.id:
+        # With the cursor where it was, nothing from there on was collected, so every seal met is real.
+        if now.epoch == manifest.epoch and now.cursor == manifest.cursor and now.wal.id == manifest.wal.id:
             return now, tip
-        if manifest.epoch != point.epoch:
+        if manifest.epoch != point.epoch and now.cursor == manifest.cursor:
             point = tip  # read, so on the chain whoever claimed since
         manifest = now
 
