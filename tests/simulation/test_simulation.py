@@ -22,6 +22,7 @@ SCENE_OF = {
     "seals_are_forgotten_after_a_wipe": "wipe",
     "verify_does_not_check_the_epoch": "several_seals",
     "verify_does_not_look_at_the_cursor": "several_seals",
+    "trim_forgets_the_ends_of_epochs": "dies_after_its_seal",
     "walk_takes_a_hole_for_the_tip": "damage",
     "a_cut_entry_is_skipped": "damage",
 }

@@ -133,36 +133,69 @@ def _append(stage: Stage, process: Process, rng: random.Random) -> None:
         appender.close()
 
 
-def several_seals(world: World, stage: Stage, rng: random.Random) -> None:
-    """A slow claimant seals what was collected under it, while the incumbent goes on: an epoch with two seals."""
-    ledger = stage.ledger
-    incumbent = world.process("incumbent", protected=True)
-    wanted, written = {"puts": 0, "end": False}, {"puts": 0}
+class Incumbent:
+    """A writer that stays, and puts when told."""
 
-    def write_on_demand() -> None:
-        clock, order = SimClock(incumbent), ledger.order.setdefault("incumbent", [])
+    def __init__(self, world: World, stage: Stage) -> None:
+        self._world, self._stage = world, stage
+        self._wanted, self._written, self._end = 0, 0, False
+        self._process = world.process("incumbent", protected=True)
+        self.task = self._process.start(self._main)
+
+    def _main(self) -> None:
+        ledger, clock = self._stage.ledger, SimClock(self._process)
+        order = ledger.order.setdefault("incumbent", [])
         try:
-            writer = ShardWriter(stage.log(incumbent), RULES, _WAL_ONLY)
-        except FencedError:  # the claimant was there before us
+            writer = ShardWriter(self._stage.log(self._process), RULES, _WAL_ONLY)
+        except FencedError:  # another claimant was there before us
             return
-        try:
-            while not wanted["end"]:
-                while written["puts"] < wanted["puts"]:
-                    number = ledger.numbers(1)[0]
-                    order.append(number)
-                    ledger.acked[number] = writer.put(rows_of(number)).wait()[stage.shard]
-                    written["puts"] += 1
-                clock.sleep(0.2)
-        except FencedError:
-            pass
+        while not self._end:
+            while self._written < self._wanted and not self._end:
+                number = ledger.numbers(1)[0]
+                order.append(number)
+                try:
+                    ledger.acked[number] = writer.put(rows_of(number)).wait()[self._stage.shard]
+                    self._written += 1
+                except FencedError as error:
+                    ledger.fenced.append((error.epoch, error.position, number))
+                    self._end = True
+            clock.sleep(0.2)
         writer.abort()
 
-    task = incumbent.start(write_on_demand)
+    def put(self, count: int) -> None:
+        """Let it put, and wait until it has, or is fenced."""
+        self._wanted += count
+        self._world.scheduler.run(lambda: self.task.done or self._written >= self._wanted)
 
-    def put(count: int) -> None:
-        wanted["puts"] += count
-        world.scheduler.run(lambda: task.done or written["puts"] >= wanted["puts"])
+    def stop(self) -> None:
+        self._end = True
+        self._world.scheduler.run(lambda: self.task.done)
 
+
+def dies_after_its_seal(world: World, stage: Stage, rng: random.Random) -> None:
+    """A claimant seals and dies before it says so in the manifest; the log is trimmed past the seal."""
+    incumbent = Incumbent(world, stage)
+    incumbent.put(rng.randint(1, 2))
+    claimant = world.process("claimant", protected=True)
+    world.pause(claimant, "fence.sealed")
+    claiming = claimant.start(lambda: _claim_and_put(stage, claimant, rng))
+    world.scheduler.run(lambda: world.is_paused(claimant) or claiming.done)
+    incumbent.put(1)
+    claimant.end()
+    trimmer = world.process("trimmer", protected=True)
+
+    def trim_some() -> None:
+        archive_and_trim(stage, stage.log(trimmer), rng, stop_chance=rng.choice([0.0, 0.3]))
+        _collect_all(stage, trimmer)
+
+    _run(world, trimmer, trim_some)
+    incumbent.stop()
+
+
+def several_seals(world: World, stage: Stage, rng: random.Random) -> None:
+    """A slow claimant seals what was collected under it, while the incumbent goes on: an epoch with two seals."""
+    incumbent = Incumbent(world, stage)
+    put = incumbent.put
     put(rng.randint(0, 1))
     slow = world.process("slow", protected=True)
     world.pause(slow, "fence.claimed")
@@ -203,8 +236,7 @@ def several_seals(world: World, stage: Stage, rng: random.Random) -> None:
         world.scheduler.run(lambda: claiming_too.done)
     put(1)
     world.scheduler.run(lambda: claiming.done)
-    wanted["end"] = True
-    world.scheduler.run(lambda: task.done)
+    incumbent.stop()
 
 
 def _claim_and_put(stage: Stage, process: Process, rng: random.Random) -> None:
@@ -345,6 +377,7 @@ Scene = Callable[[World, Stage, random.Random], None]
 
 SCENES: dict[str, Scene] = {
     "damage": damage,
+    "dies_after_its_seal": dies_after_its_seal,
     "gap": gap,
     "several_seals": several_seals,
     "slow_claimant": slow_claimant,
