@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -149,8 +149,11 @@ def environment(packages: Sequence[str]) -> dict[str, Any]:
     for name in packages:
         try:
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
+        except metadata.PackageNotFoundError:  # a source checkout, or not there
+            try:
+                versions[name] = str(getattr(import_module(name), "__version__", "unknown"))
+            except ImportError:
+                versions[name] = "not installed"
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
