@@ -124,6 +124,7 @@ class Pipeline:
         self._flights: deque[_Flight] = deque()
         self._queued_bytes = 0
         self._unacknowledged_bytes = 0
+        self._flying_bytes = 0
         self._next = writer.claim.first.position
         self._acked = self._next - 1
         self._last_start = -1e9
@@ -158,7 +159,7 @@ class Pipeline:
         with self.lock:
             if self._failure is not None or self._closing:
                 raise self._refusal()
-            if self._unacknowledged_bytes and self._unacknowledged_bytes + size > self._max_unacknowledged_bytes:
+            if not self._has_room(size):
                 self._wait_for_room(size, timeout)
             if admit is not None and (first := admit(ack)) is not None:
                 return first
@@ -169,13 +170,18 @@ class Pipeline:
                 self._call_slot()
         return ack
 
+    def _has_room(self, size: int) -> bool:
+        """Does a put fit? What is under way counts twice: its rows, and the bytes they were encoded to. A put alone always fits."""
+        held = self._unacknowledged_bytes + self._flying_bytes
+        return held == 0 or held + size <= self._max_unacknowledged_bytes
+
     def _wait_for_room(self, size: int, timeout: float | None) -> None:
         """Block until the put fits, or stands alone. A fence, a poison or a close wakes it (M03)."""
         start = self._clock.monotonic()
         self._blocked_puts += 1
         self._waiting_room += 1
         try:
-            while self._unacknowledged_bytes and self._unacknowledged_bytes + size > self._max_unacknowledged_bytes:
+            while not self._has_room(size):
                 left = None if timeout is None else start + timeout - self._clock.monotonic()
                 if left is not None and left <= 0:
                     self._timeouts += 1
@@ -298,6 +304,7 @@ class Pipeline:
             size += item.size
             items.append(item)
         self._queued_bytes -= size
+        self._flying_bytes += size
         self._pacer = None
         self._last_start = self._clock.monotonic()
         flight = _Flight(self._next, items, size, self._last_start)
@@ -354,6 +361,7 @@ class Pipeline:
                 acks.append(item.ack)
             self._acked = flight.position
             self._unacknowledged_bytes -= flight.size
+            self._flying_bytes -= flight.size
             self._puts += count
             self._flights.popleft()
         if acks:
@@ -386,7 +394,7 @@ class Pipeline:
                 item.ack._decide(None, self._failure_for(position))
             self._queue.clear()
             self._flights.clear()
-            self._queued_bytes = self._unacknowledged_bytes = 0
+            self._queued_bytes = self._unacknowledged_bytes = self._flying_bytes = 0
             for condition in (self._work, self._room, self._settled):
                 condition.notify_all()
         for item, _ in waiting:

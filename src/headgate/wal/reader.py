@@ -20,6 +20,7 @@ from headgate.wal.space import WalSpace
 
 _LISTED_MAX = 20_000
 _HITS_BEFORE_LISTING = 2
+_SECONDS_PER_THREAD = 0.0003
 
 Fetched = tuple[ChainPoint, Entry | HeadgateError | None]
 
@@ -73,11 +74,18 @@ class ChainReader:
             self.listed_through = rows[-1][0] if rows else point
         if len(rows) < 2:
             return
-        largest = max(info.size_bytes for _, info in rows)
-        ahead = max(self._parallel, min(1024, self._ahead_bytes // max(1, largest)))
-        parallel = max(1, min(self._parallel, self._ahead_bytes // max(1, largest)))
-        self._ahead = map_ordered(self._clock, self._fetch_quietly, [p for p, _ in rows], parallel=parallel, ahead=ahead)
+        self._ahead = self._fetched([p for p, _ in rows], max(info.size_bytes for _, info in rows))
         self._next = next(self._ahead, None)
+
+    def _fetched(self, points: list[ChainPoint], largest_bytes: int) -> Iterator[Fetched]:
+        """Each point's entry, in order. The first fetch tells how far the store is: threads pay where there is something to wait for."""
+        start = self._clock.monotonic()
+        first = self._fetch_quietly(points[0])
+        worth = 1 + int((self._clock.monotonic() - start) / _SECONDS_PER_THREAD)
+        fitting = self._ahead_bytes // max(1, largest_bytes)
+        yield first
+        parallel = max(1, min(self._parallel, worth, fitting))
+        yield from map_ordered(self._clock, self._fetch_quietly, points[1:], parallel=parallel, ahead=max(parallel, min(1024, fitting)))
 
     def _fetch_quietly(self, point: ChainPoint) -> Fetched:
         """An error counts only if the chain leads there: what lies past a seal is never read."""
