@@ -14,6 +14,7 @@ is the whole state: a state met before is not explored again.
 
 from __future__ import annotations
 
+import argparse
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -213,3 +214,21 @@ def _no_read_ahead() -> Iterator[None]:
     """One thread per process: reading ahead starts others, and finds the same objects."""
     with patch("headgate.wal.reader._LISTED_MAX", 1):
         yield
+
+
+def main() -> None:
+    """``python -m headgate.simulation.exhaustive``: explore a scope, and say what came of it."""
+    parser = argparse.ArgumentParser(description="Every interleaving with few preemptions, on the real code.")
+    parser.add_argument("--preemptions", type=int, default=1)
+    parser.add_argument("--whole-collection", action="store_true", help="the collection is one step")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="stop after so long")
+    options = parser.parse_args()
+    found = explore(preemptions=options.preemptions, split_collection=not options.whole_collection, seconds_max=options.seconds)
+    print(f"{found.runs:,} runs, {found.states:,} states, {found.seconds:.0f} s, {'all of them' if found.complete else 'not finished'}")
+    for plan, problems in found.failures:
+        print("\n".join([*replay(plan, split_collection=not options.whole_collection), *problems]))
+    raise SystemExit(1 if found.failures else 0)
+
+
+if __name__ == "__main__":
+    main()
