@@ -27,7 +27,7 @@ LONG = bool(os.environ.get("HEADGATE_FUZZ_LONG"))
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("value", pa.string()), pa.field("tags", pa.list_(pa.string()))])
 WAL_ONLY = hg.ShardWriterConfig(enable_memtable=False)
 NAME = "fuzz"
-HANG_SECONDS = 20
+HANG_SECONDS = 90
 
 Objects = dict[str, bytes]
 Seen = list[tuple[Any, ...]]
