@@ -136,7 +136,7 @@ class DataLossError(HeadgateError):
     def __init__(self, message: str, *, object: str, hint: str = "") -> None:
         super().__init__(
             message,
-            hint=hint or "nothing was written; restore the object from a backup or a bucket version, and see `headgate verify`",
+            hint=hint or "restore the object from a backup or a bucket version, and see `headgate verify`",
         )
         self.object = object
 

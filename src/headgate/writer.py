@@ -253,7 +253,7 @@ class ShardWriter:
     def _no_memtable(self, what: str) -> InvalidInputError:
         return InvalidInputError(
             f"{what} needs a MemTable, and this writer is WAL-only",
-            hint="read the log with shard.tail(), or open with enable_memtable=True",
+            hint="read the log with shard.tail()",
         )
 
     # -- records: what the manifest knows of the acknowledged

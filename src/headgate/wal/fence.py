@@ -103,7 +103,7 @@ def open_epoch(log: ShardLog, *, replay: Replay | None = None, writer_id: str | 
             rows are not wanted (WAL-only), and the walk starts at ``resume``.
 
     Raises:
-        DataLossError: an entry is missing or damaged; nothing was written.
+        DataLossError: an entry is missing or damaged; found before the claim, nothing was written; no seal was, in any case.
         WalStoreMismatchError: not the store that the log is in; nothing was written.
         FencedError: another claimant was faster.
     """
