@@ -116,13 +116,24 @@ def _check_type(name: str, kind: pa.DataType) -> None:
     raise InvalidInputError(f"the column {name!r} has type {kind}, which cannot be stored", hint=hint)
 
 
+FIELD_ID = b"headgate.field_id"
+"""In the metadata of a field of the log: which column it is, whatever it was called then."""
+
+
 class RowRules:
     """Turns what a user puts into one batch that the log can take, or refuses it."""
 
-    def __init__(self, schema: pa.Schema, key: tuple[str, ...]) -> None:
+    def __init__(self, schema: pa.Schema, key: tuple[str, ...], field_ids: tuple[int, ...] = ()) -> None:
         self.schema, self.key = schema, key
+        self.field_ids = field_ids or tuple(range(1, len(schema) + 1))
         # In the log deletes share a stream with upserts: nulls stand where a delete has no value.
-        self.log_schema = pa.schema([f if f.name in key else f.with_nullable(True) for f in schema]).remove_metadata()
+        # Each field carries its id, so that old rows are read right after columns were renamed or dropped.
+        self.log_schema = pa.schema(
+            [
+                pa.field(f.name, f.type, f.name not in key, {FIELD_ID: b"%d" % number})
+                for f, number in zip(schema, self.field_ids, strict=True)
+            ]
+        )
         self.key_schema = pa.schema([schema.field(name) for name in key]).remove_metadata()
         self._nested = [number for number, field in enumerate(schema) if _has_required_child(field.type)]
         self._required = [schema.names.index(f.name) for f in schema if not f.nullable or f.name in key]
@@ -165,6 +176,35 @@ class RowRules:
     def _null(self, name: str) -> InvalidInputError:
         what = "the key column" if name in self.key else "the column"
         return InvalidInputError(f"{what} {name!r} has nulls", hint="drop those rows, or give them a value")
+
+
+def ids_in(schema: pa.Schema) -> dict[int, str]:
+    """The names that columns had when these rows were written, by id. Empty: written before there were ids."""
+    return {int(f.metadata[FIELD_ID]): f.name for f in schema if f.metadata and FIELD_ID in f.metadata}
+
+
+def as_now(rows: pa.RecordBatch, names: Mapping[int, str], rules: RowRules, columns: Sequence[str]) -> pa.RecordBatch:
+    """Rows that were written under ``names`` (by field id), with these ``columns`` of the table of now, in this order.
+
+    A column that did not exist then, or that a delete has not, is null; a type that was widened since is cast.
+    """
+    arrays, fields = [], []
+    known = set(rows.schema.names)
+    for name in columns:
+        index = rules.schema.get_field_index(name)
+        field = rules.log_schema.field(index)
+        then = names.get(rules.field_ids[index]) if names else name
+        if then is None or then not in known:
+            array = pa.nulls(rows.num_rows, field.type)
+        else:
+            array = rows.column(then)
+            if not array.type.equals(field.type):
+                array = array.cast(field.type)
+        arrays.append(array)
+        fields.append(pa.field(name, field.type, True))
+    if not arrays:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * rows.num_rows, pa.struct([])))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def _children(kind: pa.DataType) -> list[pa.Field]:

@@ -13,10 +13,12 @@ from typing import Literal
 import pyarrow as pa
 
 from headgate.clock import SYSTEM_CLOCK, Clock
+from headgate.columnar import Columnar, open_columnar
 from headgate.config import ShardWriterConfig
 from headgate.manifest import ManifestChain, ShardManifest
 from headgate.schema import RowRules
 from headgate.store import Location, RetryingStore, Store
+from headgate.view import ShardReader
 from headgate.wal.entry import Entry
 from headgate.wal.log import ShardLog
 from headgate.wal.tailer import WalTailer
@@ -45,6 +47,9 @@ class Places:
     def manifests(self, store: Store, shard: str, table_id: str) -> ManifestChain[ShardManifest]:
         return ManifestChain(store, f"shards/{shard}-{table_id}/manifest/", ShardManifest, self.clock)
 
+    def columnar(self, *, fsync: bool = True) -> Columnar:
+        return open_columnar(self.table, self.table_store(fsync=fsync), fsync=fsync)
+
     def open_log(self, shard: str, table_id: str, *, fsync: bool = True) -> ShardLog:
         manifests = self.manifests(self.table_store(fsync=fsync), shard, table_id)
         return ShardLog(table_id, shard, manifests, self.wal_store(fsync=fsync), self.wal_uri, self.clock)
@@ -59,17 +64,23 @@ class Shard:
     places: Places
     schema: pa.Schema = field(repr=False)
     key: tuple[str, ...] = ()
+    field_ids: tuple[int, ...] = ()
 
     @cached_property
     def rules(self) -> RowRules:
-        return RowRules(self.schema, self.key)
+        return RowRules(self.schema, self.key, self.field_ids)
+
+    @cached_property
+    def reader(self) -> ShardReader:
+        """Views of this shard. What it has read is kept for the next one, as long as this handle lives."""
+        return ShardReader(self.log, self.places.columnar(), lambda: self.rules)
 
     @cached_property
     def log(self) -> ShardLog:
         return self.places.open_log(self.id, self.table_id)
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("rules", "log")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("rules", "log", "reader")}
 
     def writer(self, config: ShardWriterConfig | None = None) -> ShardWriter:
         """Claim the shard for writing. This writes, and fences whoever wrote before.

@@ -11,7 +11,27 @@ import pytest
 import headgate
 
 ROOT = Path(headgate.__file__).parent
-ORDER = ["errors", "failpoint", "clock", "store", "manifest", "wal", ("config", "schema", "sharding"), "writer", "shard", "life", "table"]
+ORDER = [
+    "errors",
+    "failpoint",
+    "clock",
+    "store",
+    "manifest",
+    "columnar",
+    "wal",
+    ("config", "schema", "sharding", "indexes"),
+    "keys",
+    "memtable",
+    "run",
+    "view",
+    "query",
+    "flush",
+    "writer",
+    "shard",
+    "table_writer",
+    "life",
+    "table",
+]
 OUTSIDE = {"cli", "spark", "simulation"}
 """Stand above everything; the public names are what cli and spark may use."""
 

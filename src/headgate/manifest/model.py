@@ -164,6 +164,41 @@ class Hold(Record):
     position: int
 
 
+class SliceRecord(Record):
+    """One immutable set of columnar files: part of a run, or all of it."""
+
+    path: str
+    """Relative to the table."""
+    rows: int = Field(ge=0)
+    bytes: int = Field(default=0, ge=0)
+
+
+class RunRecord(Record):
+    """Immutable rows, sorted by key, keys unique, tombstones included: what positions ``first`` to ``end - 1`` came to.
+
+    Without a key: all rows, in the order they came.
+    """
+
+    id: str
+    first: int = Field(ge=0)
+    end: int = Field(ge=0)
+    slices: tuple[SliceRecord, ...]
+    fields: tuple[tuple[int, str], ...]
+    """The id and the name, in the files, of each column."""
+    tombstones: int = Field(default=0, ge=0)
+    """How many rows only say that their key is deleted. None: the files have no column for it."""
+    created_at: float = 0.0
+
+    @property
+    def rows(self) -> int:
+        """Tombstones included."""
+        return sum(part.rows for part in self.slices)
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.slices)
+
+
 class ShardManifest(Manifest):
     """The state of one shard."""
 
@@ -187,6 +222,8 @@ class ShardManifest(Manifest):
     consumers: dict[str, Hold] = {}
     checkpoints: dict[str, Hold] = {}
     next_generation: int = 1
+    runs: tuple[RunRecord, ...] = ()
+    """Oldest first; together they hold every row before the cursor."""
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
@@ -206,6 +243,11 @@ class ShardManifest(Manifest):
             raise ValueError(f"epoch {self.epoch} is out of reach of the last one that ended, {last.epoch}")
         if not all(-1 <= position <= POSITION_MAX for position in (self.wal_position_last_seen, self.wal_floor, self.wal_collected)):
             raise ValueError("a position is out of range")
+        position = 0
+        for run in self.runs:
+            if not position <= run.first <= run.end <= self.cursor.position:
+                raise ValueError(f"run {run.id} is out of order")
+            position = run.end
         return self
 
     @property
@@ -260,6 +302,9 @@ class TableManifest(Manifest):
     table_id: str
     arrow_schema: str
     """The Arrow schema as an IPC message, base64."""
+    field_ids: tuple[int, ...] = ()
+    """One per column, never used again: a column is known by it, whatever its name. Empty: 1, 2, 3 …"""
+    next_field_id: int = 0
     key: tuple[str, ...] = ()
     sharding: ShardingRule = ShardingRule()
     shards: tuple[str, ...]

@@ -233,6 +233,36 @@ class LocalStore(Store):
             raise DeleteIncompleteError(list(failed), next(iter(failed.values())))
 
 
+def sync_tree(folder: str, *, above: str) -> None:
+    """Sync every file and folder below ``folder``, and the folders from it up to ``above``.
+
+    For files that somebody else wrote: once this returns, they survive a power cut.
+
+    Raises:
+        StoreSyncError: nothing may be assumed of them.
+    """
+    for place, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            _sync_path(f"{place}/{name}")
+        _sync_path(place)
+    above = os.path.dirname(os.path.abspath(above))
+    while (folder := os.path.dirname(folder)) and len(folder) >= len(above):
+        _sync_path(folder)
+        if folder == os.path.dirname(folder):
+            break
+
+
+def _sync_path(path: str) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise _store_error("open", path, error) from error
+    try:
+        _sync(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
 def _sync(descriptor: int, name: str) -> None:
     try:
         os.fsync(descriptor)

@@ -1,0 +1,78 @@
+"""The Columnar seam: all that a shard asks of the files that hold its runs.
+
+Owns: the contract. Does not own: which rows go into a run (memtable, compaction) or which of
+them count (query).
+
+A slice is written once, under a fresh name, and never changed. It does not exist until a
+manifest names it, so nothing here is atomic and nothing needs to be; what it must be is
+durable before that manifest.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headgate.manifest.model import SliceRecord
+
+Offsets = npt.NDArray[np.int64]
+
+
+class Slice(ABC):
+    """One slice, open for reading. Rows have offsets 0 … num_rows - 1, in the order they were written.
+
+    Safe for many threads. What is missing raises ``ObjectMissingError``.
+    """
+
+    num_rows: int
+    schema: pa.Schema
+    """As it was written."""
+
+    @abstractmethod
+    def scan(
+        self, columns: Sequence[str], *, start: int = 0, stop: int | None = None, batch_rows: int = 1 << 16
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows ``start`` to ``stop - 1``, in order, in batches of at most ``batch_rows``; columns in the order asked for.
+
+        With no columns the batches have only their numbers of rows.
+        """
+
+    @abstractmethod
+    def matching(self, filter: str, columns: Sequence[str]) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
+        """The rows for which a SQL expression is true, with their offsets, in order; names are those in the files."""
+
+    @abstractmethod
+    def take(self, offsets: Offsets, columns: Sequence[str]) -> pa.RecordBatch:
+        """The rows at these offsets, in the order asked for."""
+
+    @abstractmethod
+    def nearest(
+        self, column: str, query: Any, k: int, metric: str, columns: Sequence[str], *, nprobes: int | None = None
+    ) -> tuple[Offsets, npt.NDArray[np.float32]] | None:
+        """By this slice's own vector index: offsets and distances of about the ``k`` nearest rows, nearest first. None: no index."""
+
+
+class Columnar(ABC):
+    """Writes and opens slices below a table."""
+
+    @abstractmethod
+    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> SliceRecord:
+        """Write a slice under a fresh name, and make it durable, its folders too, before returning.
+
+        Raises:
+            StoreUnavailableError: it may be tried again, under another name.
+            StoreSyncError: fsync failed: nothing may be assumed, and nothing retried.
+        """
+
+    @abstractmethod
+    def open(self, path: str) -> Slice:
+        """Raises ObjectMissingError."""
+
+    @abstractmethod
+    def drop(self, path: str) -> None:
+        """Delete a slice; what is missing counts as deleted."""

@@ -1,0 +1,170 @@
+"""Slices as Lance datasets.
+
+Owns: writing one dataset per slice, syncing it, and reading it by offset. Does not own:
+versions: a dataset is written once and stays at its first version. Lance rebases every commit
+onto its latest version, so what an attempt left unpublished would come back in the next one.
+
+Lance syncs nothing. The manifest that names a run lets collection delete the log entries the
+run replaces, so every file of it, and every folder that leads to it, is synced first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headgate.columnar.base import Columnar, Offsets, Slice
+from headgate.errors import InvalidInputError, ObjectMissingError, StoreUnavailableError
+from headgate.manifest.model import SliceRecord
+from headgate.store import Location
+from headgate.store.local import sync_tree
+
+_ROWS_PER_FILE = 1 << 40
+_BYTES_PER_FILE = 1 << 60
+
+
+class LanceColumnar(Columnar):
+    """Datasets below a table's place."""
+
+    def __init__(self, place: Location, *, fsync: bool = True) -> None:
+        self._place, self._fsync = place, fsync
+        self._options = dict(place.options) or None
+
+    def uri(self, path: str) -> str:
+        return f"{self._place.uri}/{path}"
+
+    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> SliceRecord:
+        import lance
+
+        rows = 0
+
+        def counted() -> Iterator[pa.RecordBatch]:
+            nonlocal rows
+            for batch in batches:
+                rows += batch.num_rows
+                yield batch
+
+        reader = pa.RecordBatchReader.from_batches(schema, counted())
+        try:
+            dataset = lance.write_dataset(
+                reader,
+                self.uri(path),
+                mode="create",
+                max_rows_per_file=_ROWS_PER_FILE,
+                max_bytes_per_file=_BYTES_PER_FILE,
+                storage_options=self._options,
+            )
+        except OSError as error:
+            raise StoreUnavailableError(f"{path} could not be written: {_told(error)}", object=path) from error
+        size = sum(file.file_size_bytes or 0 for fragment in dataset.get_fragments() for file in fragment.data_files())
+        if self._place.scheme == "file" and self._fsync:
+            sync_tree(self.uri(path), above=self._place.path)
+        return SliceRecord(path=path, rows=rows, bytes=size)
+
+    def open(self, path: str) -> Slice:
+        return LanceSlice(self.uri(path), path, self._options)
+
+    def drop(self, path: str) -> None:
+        import lance
+
+        try:
+            lance.LanceDataset.drop(self.uri(path), storage_options=self._options)
+        except (OSError, ValueError):
+            if self._place.scheme == "file" and os.path.exists(self.uri(path)):
+                raise
+
+
+class LanceSlice(Slice):
+    """A slice that is a Lance dataset, at its only version."""
+
+    def __init__(self, uri: str, path: str, options: dict[str, str] | None) -> None:
+        import lance
+
+        self._path = path
+        try:
+            self._dataset = lance.dataset(uri, storage_options=options)
+        except (ValueError, OSError) as error:
+            if _is_missing(error):
+                raise ObjectMissingError(f"{path} is missing", object=path) from error
+            raise StoreUnavailableError(f"{path} could not be opened: {_told(error)}", object=path) from error
+        self.num_rows, self.schema = self._dataset.count_rows(), self._dataset.schema
+
+    @cached_property
+    def _starts(self) -> Offsets:
+        """Where each fragment's rows begin: one fragment, unless somebody else wrote the dataset."""
+        counts = [fragment.count_rows() for fragment in self._dataset.get_fragments()]
+        return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
+
+    def scan(
+        self, columns: Sequence[str], *, start: int = 0, stop: int | None = None, batch_rows: int = 1 << 16
+    ) -> Iterator[pa.RecordBatch]:
+        end = self.num_rows if stop is None else min(stop, self.num_rows)
+        if start >= end:
+            return
+        if not columns:
+            for at in range(start, end, batch_rows):
+                yield pa.RecordBatch.from_struct_array(pa.array([{}] * min(batch_rows, end - at), pa.struct([])))
+            return
+        whole = (start, end) == (0, self.num_rows)
+        scanner = self._dataset.scanner(
+            columns=list(columns),
+            batch_size=batch_rows,
+            scan_in_order=True,
+            offset=None if whole else start,
+            limit=None if whole else end - start,
+        )
+        yield from self._reading(scanner.to_batches())
+
+    def matching(self, filter: str, columns: Sequence[str]) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
+        scanner = self._dataset.scanner(columns=list(columns), filter=filter, with_row_address=True, scan_in_order=True)
+        for batch in self._reading(scanner.to_batches()):
+            if batch.num_rows:
+                yield self._offsets(batch.column("_rowaddr")), batch.select(list(columns))
+
+    def take(self, offsets: Offsets, columns: Sequence[str]) -> pa.RecordBatch:
+        table = next(self._reading(iter([lambda: self._dataset.take(offsets, columns=list(columns))])))
+        return table.combine_chunks().to_batches()[0]
+
+    def nearest(
+        self, column: str, query: Any, k: int, metric: str, columns: Sequence[str], *, nprobes: int | None = None
+    ) -> tuple[Offsets, npt.NDArray[np.float32]] | None:
+        if not any(column in index["fields"] for index in self._dataset.list_indices()):
+            return None
+        nearest = {"column": column, "q": query, "k": k, "metric": metric} | ({"nprobes": nprobes} if nprobes else {})
+        found = self._dataset.scanner(columns=[], nearest=nearest, with_row_address=True).to_table()
+        return self._offsets(found.column("_rowaddr").combine_chunks()), found.column("_distance").to_numpy()
+
+    def _offsets(self, addresses: pa.Array) -> Offsets:
+        rows: npt.NDArray[np.uint64] = addresses.to_numpy(zero_copy_only=False)
+        local = (rows & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        if len(self._starts) <= 1:
+            return local
+        return local + self._starts[(rows >> np.uint64(32)).astype(np.int64)]
+
+    def _reading(self, results: Iterator[Any]) -> Iterator[Any]:
+        """What Lance raises, as errors of ours."""
+        try:
+            for result in results:
+                yield result() if callable(result) else result
+        except (OSError, ValueError) as error:
+            if _is_missing(error):
+                raise ObjectMissingError(f"{self._path} is missing", object=self._path) from error
+            if isinstance(error, ValueError):
+                raise InvalidInputError(f"{self._path}: {_told(error)}") from error
+            raise StoreUnavailableError(f"{self._path} could not be read: {_told(error)}", object=self._path) from error
+
+
+def _is_missing(error: Exception) -> bool:
+    text = str(error).lower()
+    return isinstance(error, FileNotFoundError) or "not found" in text or "notfound" in text or "no such file" in text
+
+
+def _told(error: Exception) -> str:
+    """The first line: Lance tells its own source lines after it."""
+    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__

@@ -1,0 +1,169 @@
+"""What one read sees of one shard: runs, and what is newer than they are.
+
+Owns: taking an immutable, consistent view, in any process. Does not own: what a writer holds in
+memory (memtable), which rows of the sources count (query).
+
+Outside the writer's process the newest rows are in the log's tail, from the cursor on. What was
+read of it is kept for the next view, so a poll costs what was written since. The rows before
+the cursor are in the runs of the manifest that says where the cursor is, so both must be of one
+moment: t0 the manifest says cursor 10 · t1 a flush moves it to 20, collection takes 10 to 19 ·
+t2 nothing is found at 10, and it looks like the tip. So a missing entry is the tip only if a
+manifest that is read afterwards has its cursor where it was.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from headgate.columnar import Columnar
+from headgate.errors import CommitConflictError
+from headgate.manifest.model import ChainPoint, RunRecord, ShardManifest
+from headgate.memtable import Fresh, MemTable
+from headgate.run import OpenRun
+from headgate.schema import RowRules
+from headgate.wal.entry import Entry, Put
+from headgate.wal.log import ShardLog
+from headgate.wal.loss import evidence_of_loss
+from headgate.wal.reader import ChainReader
+
+_RESTARTS_MAX = 64
+
+
+class RunCache:
+    """Open runs, and what reads have learnt of them. One per reader or writer of a shard."""
+
+    def __init__(self, columnar: Columnar) -> None:
+        self._columnar = columnar
+        self._open: dict[str, OpenRun] = {}
+        self.masks: Any = None
+        """For query: what it knows of the runs as they were last seen; replaced as a whole."""
+
+    def open(self, records: tuple[RunRecord, ...]) -> tuple[OpenRun, ...]:
+        """The same objects for the same runs as before; those that are no longer named are let go."""
+        known = self._open
+        runs = {record.id: known.get(record.id) or OpenRun(record, self._columnar) for record in records}
+        self._open = runs
+        return tuple(runs.values())
+
+
+@dataclass(frozen=True)
+class ReadView:
+    """One state of a shard. Never changes, and needs nothing but the objects it names."""
+
+    shard: str
+    rules: RowRules
+    runs: tuple[OpenRun, ...]
+    """Oldest first. Everything before the cursor."""
+    fresh: tuple[Fresh, ...]
+    """Oldest first, newer than all runs: MemTables, or the log's tail."""
+    pending: tuple[Put, ...] = ()
+    """Newer than all else, and not durable yet; only for ``freshness="memory"``."""
+    cache: RunCache = field(repr=False, kw_only=True)
+    version: int = field(default=0, kw_only=True)
+    """The manifest it was made from."""
+
+
+class _Tail:
+    """The log from the cursor on, as far as it was read."""
+
+    def __init__(self, wal_id: str, cursor: ChainPoint) -> None:
+        self.wal_id = wal_id
+        self.entries: deque[Entry] = deque()
+        self.end = cursor
+        self.memtable = MemTable(cursor)
+
+    def fits(self, manifest: ShardManifest) -> bool:
+        cursor = manifest.cursor
+        return self.wal_id == manifest.wal.id and self.memtable.first.position <= cursor.position <= self.end.position
+
+    def drop_before(self, cursor: ChainPoint) -> None:
+        """What is before the cursor is in runs. Views that were taken keep what they have."""
+        if cursor.position <= self.memtable.first.position:
+            return
+        while self.entries and self.entries[0].position < cursor.position:
+            self.entries.popleft()
+        self.memtable = MemTable(cursor)
+        for entry in self.entries:
+            self._append(entry)
+        self.end = max(self.end, cursor)
+
+    def pass_over(self, entry: Entry) -> None:
+        self.end = self.end.past_seal() if entry.is_seal else self.end.past_data()
+        if not entry.is_seal:
+            self.entries.append(entry)
+            self._append(entry)
+
+    def _append(self, entry: Entry) -> None:
+        self.memtable.append(entry.epoch, entry.position, list(entry.puts), entry.size_bytes, 0.0)
+
+
+class ShardReader:
+    """Views of a shard for those who do not write it. Writes nothing. Safe for many threads."""
+
+    def __init__(self, log: ShardLog, columnar: Columnar, rules: Callable[[], RowRules]) -> None:
+        self._log, self._rules = log, rules
+        self.cache = RunCache(columnar)
+        self._lock = log.clock.lock()
+        self._returned = log.clock.condition(self._lock)
+        self._taken = False  # one thread at a time extends the tail; no lock is held while it reads
+        self._tail: _Tail | None = None
+
+    def view(self) -> ReadView:
+        """The shard as of now: every row that was durable when this was called, and perhaps later ones.
+
+        Raises:
+            DataLossError: an entry of the log is missing or damaged.
+        """
+        with self._lock:
+            while self._taken:
+                self._returned.wait()
+            self._taken = True
+        try:
+            manifest, fresh = self._read()
+            runs = self.cache.open(manifest.runs)
+        finally:
+            with self._lock:
+                self._taken = False
+                self._returned.notify()
+        return ReadView(self._log.shard, self._rules(), runs, fresh, cache=self.cache, version=manifest.version)
+
+    def _read(self) -> tuple[ShardManifest, tuple[Fresh, ...]]:
+        log = self._log
+        manifest = log.manifests.load()
+        for _ in range(_RESTARTS_MAX):
+            tail = self._tail
+            if tail is None or not tail.fits(manifest):
+                tail = _Tail(manifest.wal.id, manifest.cursor)
+            self._tail = None  # only what a manifest has agreed with is kept
+            tail.drop_before(manifest.cursor)
+            agreed = self._extend(tail, manifest)
+            if agreed is None:
+                self._tail = tail
+                return manifest, (tail.memtable.view(),)
+            manifest = agreed
+        raise CommitConflictError(f"shard {log.shard} moves on faster than it can be read", hint="try again")
+
+    def _extend(self, tail: _Tail, manifest: ShardManifest) -> ShardManifest | None:
+        """Read on to the tip. A manifest: the log moved on under us, begin again from there."""
+        log, space = self._log, self._log.space(manifest)
+        reader = ChainReader(space, log.clock)
+        try:
+            while True:
+                entry = reader.read(tail.end)
+                if entry is not None:
+                    tail.pass_over(entry)
+                    continue
+                loss = evidence_of_loss(space, manifest, tail.end)
+                entry = reader.fetch(tail.end) if loss is not None else None
+                now = log.manifests.load()
+                if now.cursor != manifest.cursor or now.wal.id != manifest.wal.id:
+                    return now
+                if loss is None:
+                    return None
+                if entry is None:
+                    raise loss
+        finally:
+            reader.close()
