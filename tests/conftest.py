@@ -13,13 +13,16 @@ import pytest
 
 import headgate as hg
 from headgate.clock import SYSTEM_CLOCK, Clock
+from headgate.columnar.arrow import ArrowColumnar
 from headgate.failpoint import hooked
 from headgate.manifest import ManifestChain, ShardManifest
+from headgate.query.scan import Scan
 from headgate.schema import RowRules
 from headgate.store import RetryingStore, RetryPolicy, Store
 from headgate.store.faulty import FaultyStore
 from headgate.store.local import LocalStore
 from headgate.store.memory import MemoryStore
+from headgate.view import ReadView, ShardReader
 from headgate.wal.appender import EpochWriter
 from headgate.wal.fence import open_epoch
 from headgate.wal.log import ShardLog
@@ -81,6 +84,27 @@ class Bench:
         writer = hg.ShardWriter(self.log(store, clock=clock), self.rules, hg.ShardWriterConfig(enable_memtable=False, **config))
         self._open.append((store, writer))
         return writer
+
+    def memtable_writer(self, store: FaultyStore | None = None, *, clock: Clock | None = None, **config: Any) -> hg.ShardWriter:
+        """A writer with a MemTable, its runs in the same store; aborted when the test ends."""
+        store = store or self.store
+        config = {"wal_persist_retry_base_delay": 0.0001, **config}
+        log = self.log(store, clock=clock)
+        writer = hg.ShardWriter(log, self.rules, hg.ShardWriterConfig(**config), ArrowColumnar(log.wal_store))
+        self._open.append((store, writer))
+        return writer
+
+    def reader(self, store: Store | None = None) -> ShardReader:
+        """A reader as another process has it."""
+        log = self.log(store or self.inner)
+        return ShardReader(log, ArrowColumnar(log.wal_store), lambda: self.rules)
+
+    def state(self, view: ReadView | None = None) -> dict[int, str]:
+        """The merged rows by key, as a fresh reader sees them, or in a view."""
+        rows = Scan(lambda: [view or self.reader().view()], self.rules).to_arrow().to_pylist()
+        state = {row["id"]: row["value"] for row in rows}
+        assert len(state) == len(rows), "every result has unique keys"
+        return state
 
     def rows(self, *ids: int, value: str = "") -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([pa.array(ids, pa.int64()), pa.array([value or f"v{i}" for i in ids])], schema=SCHEMA)

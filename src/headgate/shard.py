@@ -90,7 +90,8 @@ class Shard:
         """
         config = config or ShardWriterConfig()
         log = self.log if config.fsync else self.places.open_log(self.id, self.table_id, fsync=False)
-        return ShardWriter(log, self.rules, config)
+        columnar = self.places.columnar(fsync=config.fsync) if config.enable_memtable else None
+        return ShardWriter(log, self.rules, config, columnar)
 
     def tail(self, start: int | None = None, follow: bool = True) -> Iterator[Entry]:
         """The log's entries, from a position on; with ``follow`` it waits at the tip for more."""

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from headgate.clock import Thread
+from headgate.columnar import Columnar
 from headgate.config import ShardWriterConfig
-from headgate.errors import FencedError, HeadgateError, InvalidInputError, OutOfSequenceError
+from headgate.errors import ClosedError, FencedError, HeadgateError, InvalidInputError, OutOfSequenceError
 from headgate.failpoint import failpoint
+from headgate.flush import Generations
 from headgate.manifest.model import ChainPoint, ProducerMark
-from headgate.schema import RowRules
+from headgate.memtable import MemTableStats, unpinned
+from headgate.query.scan import Scan
+from headgate.schema import RowRules, as_now, ids_in
 from headgate.store import RetryPolicy
+from headgate.view import ReadView, RunCache
 from headgate.wal.ack import Ack, decided
 from headgate.wal.appender import EpochWriter
 from headgate.wal.entry import Op, Put, encoded_bytes
@@ -31,11 +37,14 @@ from headgate.wal.pipeline import Pipeline
 logger = logging.getLogger("headgate")
 
 _RECORD_IDLE_SECONDS = 1.0
+_TICK_SECONDS_MIN = 0.05
 _RECORD_SECONDS = 30.0
 _RECORD_ENTRIES = 4096
 _PUT_BYTES_MAX = (1 << 31) - (1 << 20)
 _ACKS_KEPT_PER_PRODUCER = 1024
 _ABORT_SECONDS = 5.0
+
+Freshness = Literal["durable", "memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,8 @@ class BackpressureStats:
 
     limit_bytes: int
     unacknowledged_bytes: int
+    held_bytes: int
+    """All that counts against the limit: not acknowledged, not flushed, or reserved."""
     blocked_puts: int
     blocked_seconds: float
     timeouts: int
@@ -83,17 +94,23 @@ class ShardWriter:
     is done for good: it never reopens by itself.
     """
 
-    def __init__(self, log: ShardLog, rules: RowRules, config: ShardWriterConfig) -> None:
-        if config.enable_memtable:
-            raise InvalidInputError(
-                "MemTable mode is not available in this version", hint="pass ShardWriterConfig(enable_memtable=False) for the WAL-only mode"
-            )
+    def __init__(self, log: ShardLog, rules: RowRules, config: ShardWriterConfig, columnar: Columnar | None = None) -> None:
         if config.on_bad_rows == "quarantine":
-            raise InvalidInputError("on_bad_rows='quarantine' is not available in WAL-only mode", hint="use on_bad_rows='fail'")
+            raise InvalidInputError("on_bad_rows='quarantine' is not available in this version", hint="use on_bad_rows='fail'")
         self._log, self._rules, self._config, self._clock = log, rules, config, log.clock
         policy = RetryPolicy(retries=config.max_wal_persist_retries, base_delay=config.wal_persist_retry_base_delay)
-        self._writer = EpochWriter(log, open_epoch(log), policy)
-        claim = self._writer.claim
+        self._generations: Generations | None = None
+        self._runs: RunCache | None = None
+        if config.enable_memtable:
+            if columnar is None:
+                raise InvalidInputError("a writer with a MemTable needs a place for its runs", hint="open it with shard.writer()")
+            self._generations = Generations(log, columnar, config, lambda: self._rules)
+            self._runs = RunCache(columnar)
+            claim = open_epoch(log, replay=self._generations.replay, begin=self._generations.begin)
+        else:
+            claim = open_epoch(log)
+        self._writer = EpochWriter(log, claim, policy)
+        generations = self._generations
         self._pipeline = Pipeline(
             self._writer,
             self._clock,
@@ -102,15 +119,23 @@ class ShardWriter:
             max_inflight=config.max_inflight,
             max_unacknowledged_bytes=config.max_unflushed_memtable_bytes,
             on_acknowledged=self._acknowledged,
+            on_blocked=generations.make_room if generations is not None else None,
+            on_failed=generations.wake if generations is not None else None,
+            lock=generations.lock if generations is not None else None,
         )
         self._producers = {name: _Producer(mark) for name, mark in claim.producers.items()}
         self._marks: dict[str, ProducerMark] = {}
         self._closed = False
+        if generations is not None:
+            generations.start(claim, self._pipeline, lambda: self._marks)
 
         self._recorded = claim.first.position  # everything before it is in the manifest as seen
         self._keeper_lock = self._clock.lock()
         self._keeper_wake = self._clock.condition(self._keeper_lock)
         self._keeper_stop = False
+        self._tick_seconds = _RECORD_IDLE_SECONDS
+        if config.enable_memtable:
+            self._tick_seconds = min(_RECORD_IDLE_SECONDS, max(_TICK_SECONDS_MIN, config.max_memtable_age))
         self._keeper: Thread = self._clock.spawn(self._keep_records, name=f"headgate-records-{log.shard}")
 
     # -- writing
@@ -144,31 +169,78 @@ class ShardWriter:
         return self._submit(self._rules.delete(keys), "delete", producer, sequence)
 
     def _submit(self, rows: pa.RecordBatch, op: Op, producer: str | None, sequence: int | None) -> Ack:
-        size = encoded_bytes(rows)
-        if size > _PUT_BYTES_MAX:
-            raise InvalidInputError(f"one put of {size} bytes", hint="a put is one object: put fewer rows at a time, 2 GiB at most")
-        config = self._config
         if producer is None and sequence is None:
-            ack = self._pipeline.submit(Put(rows, op), self._rules.log_schema, size, timeout=config.put_timeout)
+            ack = self.put_rows(rows, op)
         else:
-            name, number = _checked_sequence(producer, sequence)
-            ack = self._pipeline.submit(
-                Put(rows, op, name, number),
-                self._rules.log_schema,
-                size,
-                timeout=config.put_timeout,
-                admit=lambda ack: self._admit(name, number, ack),
-            )
-        if config.durable_write:
+            ack = self.put_rows(rows, op, *checked_sequence(producer, sequence))
+        if self._config.durable_write:
             ack.wait()
         return ack
 
-    def _admit(self, name: str, sequence: int, ack: Ack) -> Ack | None:
+    # -- for those who have checked the rows already (TableWriter)
+
+    def put_rows(
+        self, rows: pa.RecordBatch, op: Op, producer: str | None = None, sequence: int | None = None, *, consecutive: bool = True
+    ) -> Ack:
+        """Queue rows that ``rules`` has passed. ``consecutive``: a producer's sequences follow each other in this shard."""
+        size = self.size_of(rows)
+        put = Put(unpinned(rows), op, producer, sequence)
+        schema, timeout = self._rules.log_schema, self._config.put_timeout
+        if producer is None or sequence is None:
+            return self._pipeline.submit(put, schema, size, timeout=timeout)
+        return self._pipeline.submit(put, schema, size, timeout=timeout, admit=lambda ack: self._admit(put, ack, consecutive))
+
+    def reserve(self, size_bytes: int) -> None:
+        """Take room for rows that will come. Blocks, and raises, as ``put`` does."""
+        self._pipeline.reserve(size_bytes, timeout=self._config.put_timeout)
+
+    def release(self, size_bytes: int) -> None:
+        """Give back what was reserved and is not needed."""
+        self._pipeline.release(size_bytes)
+
+    def put_reserved(
+        self,
+        rows: pa.RecordBatch,
+        op: Op,
+        producer: str | None,
+        sequence: int | None,
+        size_bytes: int,
+        *,
+        consecutive: bool = True,
+    ) -> Ack:
+        """Queue rows for which there is room. Never blocks; if the writer has failed meanwhile, the Ack has."""
+        put = Put(unpinned(rows), op, producer, sequence)
+        schema = self._rules.log_schema
+        if producer is None or sequence is None:
+            return self._pipeline.submit_reserved(put, schema, size_bytes)
+        return self._pipeline.submit_reserved(put, schema, size_bytes, admit=lambda ack: self._admit(put, ack, consecutive))
+
+    def size_of(self, rows: pa.RecordBatch) -> int:
+        """What rows take in the log, nearly. Refuses what no entry can hold."""
+        size = encoded_bytes(rows)
+        if size > _PUT_BYTES_MAX:
+            raise InvalidInputError(f"one put of {size} bytes", hint="a put is one object: put fewer rows at a time, 2 GiB at most")
+        return size
+
+    def producer_sequence(self, name: str) -> int | None:
+        """The highest sequence accepted from a producer; None: never heard of."""
+        with self._pipeline.lock:
+            known = self._producers.get(name)
+            return known.sequence if known is not None and known.sequence >= 0 else None
+
+    @property
+    def rules(self) -> RowRules:
+        """What rows may look like now."""
+        return self._rules
+
+    def _admit(self, put: Put, ack: Ack, consecutive: bool) -> Ack | None:
         """Under the pipeline's lock, right before a put is accepted: a duplicate gets the first copy's Ack.
 
         Two threads with the same sequence: one is accepted, the other gets its Ack, whatever the
         order. A put refused for lack of room never came here, so its sequence is still free (A15).
         """
+        name, sequence = put.producer, put.sequence
+        assert name is not None and sequence is not None
         known = self._producers.get(name)
         if known is None:
             known = _Producer(None)
@@ -176,9 +248,13 @@ class ShardWriter:
             first = known.acks.get(sequence)
             if first is not None:
                 return first
-            assert known.mark is not None, "what is no longer kept was acknowledged"
+            if known.mark is None or known.mark.sequence < sequence:  # only where numbers may be skipped
+                raise OutOfSequenceError(
+                    f"producer {name!r} sent sequence {sequence} after {known.sequence}, and this shard never got it",
+                    hint=f"send {known.sequence + 1}: sequences follow each other, so that nothing overtakes",
+                )
             return decided(self._clock, self.shard, known.mark.epoch, known.mark.position)
-        if known.used and sequence != known.sequence + 1:
+        if consecutive and known.used and sequence != known.sequence + 1:
             raise OutOfSequenceError(
                 f"producer {name!r} sent sequence {sequence} after {known.sequence}",
                 hint=f"send {known.sequence + 1}: sequences follow each other, so that nothing overtakes",
@@ -189,8 +265,10 @@ class ShardWriter:
         known.acks[sequence] = ack
         return None
 
-    def _acknowledged(self, position: int, puts: list[Put]) -> None:
+    def _acknowledged(self, position: int, puts: list[Put], size_bytes: int) -> None:
         """Under the pipeline's lock, in order."""
+        if self._generations is not None:
+            self._generations.take(position, puts, size_bytes)
         for put in puts:
             if put.producer is None or put.sequence is None:
                 continue
@@ -202,8 +280,10 @@ class ShardWriter:
                 known.acks.popitem(last=False)
 
     def flush(self) -> None:
-        """Wait until everything put so far is durable. (In WAL-only mode there are no generations.)"""
+        """Wait until everything put so far is in a committed generation. WAL-only: until it is durable. Raises what went wrong."""
         self._pipeline.drain()
+        if self._generations is not None:
+            self._generations.flush()
 
     # -- looking
 
@@ -232,6 +312,7 @@ class ShardWriter:
         return BackpressureStats(
             limit_bytes=self._config.max_unflushed_memtable_bytes,
             unacknowledged_bytes=self._pipeline.unacknowledged_bytes,
+            held_bytes=self._pipeline.held_bytes,
             blocked_puts=stats.blocked_puts,
             blocked_seconds=stats.blocked_seconds,
             timeouts=stats.timeouts,
@@ -239,22 +320,67 @@ class ShardWriter:
 
     def threads_alive(self) -> int:
         """How many threads of this writer still run; none after ``close``."""
-        return self._pipeline.threads_alive() + self._keeper.is_alive()
+        flushing = self._generations is not None and self._generations.thread_alive()
+        return self._pipeline.threads_alive() + self._keeper.is_alive() + flushing
 
-    def memtable_stats(self) -> Any:
-        raise self._no_memtable("memtable_stats")
+    def memtable_stats(self) -> MemTableStats:
+        """The rows that are in no committed generation yet. Right from the moment ``open`` returns."""
+        return self._with_memtable("memtable_stats").stats()
 
-    def active_memtable(self) -> Any:
-        raise self._no_memtable("active_memtable")
+    def active_memtable(self) -> pa.Table:
+        """The upserted rows of the active MemTable, in the order they came, every version of a key."""
+        generations = self._with_memtable("active_memtable")
+        with generations.lock:
+            fresh = generations.active.view()
+        names = self._rules.schema.names
+        batches = [as_now(put.rows, ids_in(put.rows.schema), self._rules, names) for put in fresh.puts if put.op == "upsert"]
+        return pa.Table.from_batches(batches, schema=pa.schema([f.with_nullable(True) for f in self._rules.schema]).remove_metadata())
 
-    def scan(self, columns: Any = None, filter: Any = None, limit: Any = None, freshness: str = "durable") -> Any:
-        raise self._no_memtable("scan")
+    def view(self, freshness: Freshness = "durable") -> ReadView:
+        """One state of the shard: what is in memory here, and all runs that the latest manifest names.
 
-    def _no_memtable(self, what: str) -> InvalidInputError:
-        return InvalidInputError(
-            f"{what} needs a MemTable, and this writer is WAL-only",
-            hint="read the log with shard.tail()",
-        )
+        Raises:
+            FencedError: another writer has claimed the shard.
+            WriterPoisonedError, ClosedError: this writer is done; read the table.
+        """
+        generations = self._with_memtable("a view")
+        if freshness not in ("durable", "memory"):
+            raise InvalidInputError(f"freshness is {freshness!r}", hint='"durable" or "memory"')
+        # The MemTables first, the manifest after: a flush in between shows in both, and the cursor tells (R07, R08).
+        with generations.lock:
+            if self._pipeline.failure is not None:
+                raise self._pipeline.failure
+            fresh = generations.views()
+            pending = tuple(self._pipeline.pending()) if freshness == "memory" else ()
+        if self._closed:
+            raise ClosedError(f"the writer of shard {self.shard} is closed", hint="read the table instead")
+        failpoint("view.memory")
+        manifest = self._log.manifests.load()
+        check_epoch(self._log, manifest, self.epoch)
+        assert self._runs is not None
+        runs = self._runs.open(manifest.runs)
+        fresh = tuple(part for part in fresh if part.count and part.memtable.end.position > manifest.cursor.position)
+        return ReadView(self.shard, self._rules, runs, fresh, pending, cache=self._runs, version=manifest.version)
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: str | None = None,
+        limit: int | None = None,
+        freshness: Freshness = "durable",
+    ) -> Scan:
+        """Read the shard, with what is in memory here.
+
+        Args:
+            freshness: "durable": what a crash cannot take back. "memory": rows not yet acknowledged too.
+        """
+        self._with_memtable("scan")
+        return Scan(lambda: [self.view(freshness)], self._rules, columns=columns, filter=filter, limit=limit)
+
+    def _with_memtable(self, what: str) -> Generations:
+        if self._generations is None:
+            raise InvalidInputError(f"{what} needs a MemTable, and this writer is WAL-only", hint="read the log with shard.tail()")
+        return self._generations
 
     # -- records: what the manifest knows of the acknowledged
 
@@ -264,11 +390,13 @@ class ShardWriter:
         while True:
             with self._keeper_lock:
                 if not self._keeper_stop:
-                    self._keeper_wake.wait(_RECORD_IDLE_SECONDS)
+                    self._keeper_wake.wait(self._tick_seconds)
                 if self._keeper_stop:
                     return
             if self._pipeline.failure is not None:
                 return
+            if self._generations is not None:
+                self._generations.freeze_if_old()
             now, position = self._clock.monotonic(), self._pipeline.acknowledged_position + 1
             if position != last_position:
                 last_position, last_change = position, now
@@ -292,7 +420,7 @@ class ShardWriter:
             acknowledged = ChainPoint(self.epoch, pipeline.acknowledged_position + 1)
             marks = dict(self._marks)
         self._writer.commit_progress(
-            acknowledged, marks, resume=True, clean=clean, retention_seconds=self._config.producer_retention.total_seconds()
+            acknowledged, marks, resume=self._generations is None, clean=clean, retention_seconds=self._config.producer_retention.total_seconds()
         )
         self._recorded = acknowledged.position
 
@@ -305,24 +433,30 @@ class ShardWriter:
     # -- ends
 
     def close(self) -> None:
-        """Finish what was put, record it, end the threads. Raises what went wrong. Can be repeated."""
+        """Finish what was put, flush it, record it, end the threads. Raises what went wrong. Can be repeated."""
         if self._closed:
             return
         self._closed = True
         try:
             self._pipeline.close()
+            if self._generations is not None:
+                self._generations.flush()
         finally:
             self._stop_keeper(None)
+            if self._generations is not None:
+                self._generations.stop(None)
         failpoint("close.drained")
         self._record(clean=True)
 
     def abort(self) -> None:
-        """Stop now, in bounded time: what is not acknowledged fails with ClosedError. Can be repeated."""
+        """Stop now, in bounded time, and flush nothing: what is not acknowledged fails with ClosedError. Can be repeated."""
         if self._closed:
             return
         self._closed = True
         ended = self._pipeline.abort(_ABORT_SECONDS)
         self._stop_keeper(_ABORT_SECONDS)
+        if self._generations is not None:
+            self._generations.stop(_ABORT_SECONDS)
         if ended and not self._keeper.is_alive() and not isinstance(self._pipeline.failure, FencedError):
             recorder = self._clock.spawn(self._record_quietly, name=f"headgate-abort-{self.shard}")
             recorder.join(_ABORT_SECONDS)
@@ -364,7 +498,7 @@ class ShardWriter:
         return f"ShardWriter(shard={self.shard!r}, epoch={self.epoch}, {'closed' if self._closed else 'open'})"
 
 
-def _checked_sequence(producer: str | None, sequence: int | None) -> tuple[str, int]:
+def checked_sequence(producer: str | None, sequence: int | None) -> tuple[str, int]:
     if not isinstance(producer, str) or not producer or len(producer) > 256:
         raise InvalidInputError(f"the producer is {producer!r}", hint="a name of 1 to 256 characters, with a sequence")
     if isinstance(sequence, bool) or not isinstance(sequence, int) or sequence < 0:

@@ -9,7 +9,7 @@ Fields that this version does not know are kept and written back, at every level
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -147,6 +147,8 @@ class Owner(Record):
 
     writer: str
     claimed_at: float
+    flushes: bool = False
+    """It makes runs of its rows, so only its flushes move the cursor."""
 
 
 class ProducerMark(Record):
@@ -296,6 +298,33 @@ class ShardingRule(Record):
     buckets: int = 1
 
 
+class VectorIndex(Record):
+    """Nearest neighbours of a vector."""
+
+    kind: Literal["vector"] = "vector"
+    column: str
+    metric: Literal["l2", "cosine", "dot"] = "l2"
+
+
+class TextIndex(Record):
+    """Words in a text, ranked by BM25."""
+
+    kind: Literal["text"] = "text"
+    column: str
+    lower_case: bool = True
+    ascii_folding: bool = False
+
+
+class ScalarIndex(Record):
+    """Values by equality and range."""
+
+    kind: Literal["scalar"] = "scalar"
+    column: str
+
+
+AnyIndex = Annotated[VectorIndex | TextIndex | ScalarIndex, Field(discriminator="kind")]
+
+
 class TableManifest(Manifest):
     """What a table is. Created first: once it stands, the table exists."""
 
@@ -305,7 +334,10 @@ class TableManifest(Manifest):
     field_ids: tuple[int, ...] = ()
     """One per column, never used again: a column is known by it, whatever its name. Empty: 1, 2, 3 …"""
     next_field_id: int = 0
+    names_without_ids: tuple[str, ...] = ()
+    """What columns 1, 2, 3 … were called in rows that carry no ids. Empty: what they are called now."""
     key: tuple[str, ...] = ()
+    indexes: tuple[AnyIndex, ...] = ()
     sharding: ShardingRule = ShardingRule()
     shards: tuple[str, ...]
     wal_id: str

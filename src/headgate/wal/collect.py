@@ -63,7 +63,7 @@ class _WalkedAstray(Exception):
 def _trimmed(
     log: ShardLog, current: ShardManifest, before: int, point: ChainPoint, ends: dict[int, int], producers: dict[str, ProducerMark]
 ) -> ShardManifest | None:
-    if current.next_generation > 1:
+    if current.next_generation > 1 or (current.owner is not None and current.owner.flushes):
         raise InvalidInputError(
             f"shard {log.shard} flushes its rows, so its log is not trimmed by hand", hint="collection takes what flushes have covered"
         )

@@ -46,6 +46,7 @@ _RACES_BEFORE_BARRIER = 4
 _BARRIER_AHEAD = (64, 1024, 16384)
 
 Replay = Callable[[Entry], None]
+Begin = Callable[[ShardManifest, "Walk"], None]
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Claim:
 
 
 @dataclass
-class _Walk:
+class Walk:
     """How far reading got, which epochs ended where, and what was met on the way."""
 
     point: ChainPoint
@@ -86,7 +87,7 @@ class _Survey:
     manifest: ShardManifest
     wal: WalState
     """The WAL to write; another than the manifest's when the store is changed."""
-    walk: _Walk
+    walk: Walk
     kept: list[Entry]
     """The first data entries, as many as fit the budget, for the replay."""
     kept_through: ChainPoint
@@ -95,12 +96,15 @@ class _Survey:
     """The WAL store was empty, and rightly so: what the cursor has passed is not in it."""
 
 
-def open_epoch(log: ShardLog, *, replay: Replay | None = None, writer_id: str | None = None) -> Claim:
+def open_epoch(log: ShardLog, *, replay: Replay | None = None, begin: Begin | None = None, writer_id: str | None = None) -> Claim:
     """Claim the shard, fence whoever held it, and replay what it left. Writes, and fences the incumbent.
 
     Args:
         replay: called with each data entry from the cursor on, in order, after the claim. None: the
             rows are not wanted (WAL-only), and the walk starts at ``resume``.
+        begin: called once, after the claim and before the first entry is replayed, with the claimed manifest
+            and the walk: replayed rows may be flushed on the way, and whoever moves the cursor over the end
+            of an epoch records that end with it.
 
     Raises:
         DataLossError: an entry is missing or damaged; found before the claim, nothing was written; no seal was, in any case.
@@ -115,8 +119,10 @@ def open_epoch(log: ShardLog, *, replay: Replay | None = None, writer_id: str | 
     failpoint("fence.surveyed")
 
     # 2. Claim: the epoch, by compare-and-swap. Of two claimants each gets its own (F04).
-    claimed = log.manifests.commit(lambda m: claim_change(log, m, survey, writer_id))
+    claimed = log.manifests.commit(lambda m: claim_change(log, m, survey, writer_id, flushes=begin is not None))
     failpoint("fence.claimed")
+    if begin is not None:
+        begin(claimed, survey.walk)
 
     for _ in range(_RESTARTS_MAX):
         try:
@@ -125,7 +131,7 @@ def open_epoch(log: ShardLog, *, replay: Replay | None = None, writer_id: str | 
             if replay is not None:
                 raise CommitConflictError(f"shard {log.shard} was trimmed while its rows were replayed", hint="open it again") from None
             claimed = trimmed.manifest
-            survey.walk = _Walk(claimed.walk_from(replay=False))
+            survey.walk = Walk(claimed.walk_from(replay=False))
     raise CommitConflictError(f"shard {log.shard} is trimmed faster than it can be opened", hint="try again")
 
 
@@ -163,7 +169,7 @@ def survey_log(log: ShardLog, *, wanted: bool) -> _Survey:
         start = manifest.walk_from(replay=wanted)
         if not begun_anew and not _last_seen_stands(log, manifest, start):
             continue
-        survey = _Survey(manifest, wal, _Walk(start), [], start, begun_anew)
+        survey = _Survey(manifest, wal, Walk(start), [], start, begun_anew)
         reader = ChainReader(log.space(manifest.but(wal=wal)), log.clock, eager=True)
         try:
             if _read_to_tip(log, survey, reader, wanted):
@@ -257,7 +263,9 @@ def _moved_on(before: ShardManifest, now: ShardManifest, point: ChainPoint) -> b
 # -- 2. claim
 
 
-def claim_change(log: ShardLog, manifest: ShardManifest, survey: _Survey, writer_id: str) -> ShardManifest | None:
+def claim_change(
+    log: ShardLog, manifest: ShardManifest, survey: _Survey, writer_id: str, *, flushes: bool = False
+) -> ShardManifest | None:
     """One epoch more, ours."""
     check_open(log, manifest)
     if manifest.owner is not None and manifest.owner.writer == writer_id:
@@ -269,7 +277,7 @@ def claim_change(log: ShardLog, manifest: ShardManifest, survey: _Survey, writer
             f"shard {log.shard} is being written to its old WAL store ({manifest.wal.uri or 'beside the table'})",
             hint="stop that writer, or open with its wal_uri, give up or flush what is in the log, and close",
         )
-    owner = Owner(writer=writer_id, claimed_at=log.clock.now())
+    owner = Owner(writer=writer_id, claimed_at=log.clock.now(), flushes=flushes)
     floor = max(manifest.wal_floor, manifest.cursor.position) if survey.begun_anew else manifest.wal_floor
     return manifest.but(epoch=manifest.epoch + 1, owner=owner, wal=survey.wal.but(clean_at=manifest.wal.clean_at), wal_floor=floor)
 
@@ -277,22 +285,23 @@ def claim_change(log: ShardLog, manifest: ShardManifest, survey: _Survey, writer
 # -- 3. walk
 
 
-def seal_walk(log: ShardLog, claimed: ShardManifest, survey: _Survey, replay: Replay | None, writer_id: str) -> _Walk:
+def seal_walk(log: ShardLog, claimed: ShardManifest, survey: _Survey, replay: Replay | None, writer_id: str) -> Walk:
     """From the cursor to our own epoch, sealing each older one at its first free position."""
     me, space = claimed.epoch, log.space(claimed)
     start = claimed.walk_from(replay=replay is not None)
     walk = survey.walk
     merge(walk.producers, claimed.producers.items())
-    if replay is not None:
-        # Rows that were flushed between survey and claim are in runs by now: not again (R03, R18).
-        for entry in survey.kept:
-            if entry.position >= start.position:
-                replay(entry)
-        walk.point = survey.kept_through
     if claimed.contradicts(walk.ends):
         if replay is not None:
             raise CommitConflictError(f"shard {log.shard} was trimmed while its rows were replayed", hint="open it again")
         walk.point, walk.ends = start, {}
+    elif replay is not None:
+        # Rows that were flushed between survey and claim are in runs by now: not again (R03, R18).
+        for entry in survey.kept:
+            if entry.position >= start.position:
+                replay(entry)
+        survey.kept.clear()  # what is replayed is held by whoever replays it
+        walk.point = survey.kept_through
     if walk.point.position < start.position:
         walk.point = start
     races, sealed = 0, False
@@ -372,7 +381,7 @@ class _TrimmedUnderWalk(Exception):
         self.manifest = manifest
 
 
-def verify_change(log: ShardLog, manifest: ShardManifest, epoch: int, walk: _Walk, *, resume: bool) -> ShardManifest:
+def verify_change(log: ShardLog, manifest: ShardManifest, epoch: int, walk: Walk, *, resume: bool) -> ShardManifest:
     """Our epoch still stands: record what the walk found."""
     check_epoch(log, manifest, epoch)
     if manifest.contradicts(walk.ends):

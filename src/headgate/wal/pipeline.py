@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from headgate.clock import Clock, Thread
+from headgate.clock import Clock, Lock, Thread
 from headgate.errors import BackpressureTimeoutError, ClosedError, FencedError, HeadgateError, WriterPoisonedError
 from headgate.failpoint import failpoint
 from headgate.wal.ack import Ack
@@ -83,7 +83,7 @@ class _Flight:
 
 
 Admit = Callable[[Ack], Ack | None]
-Acknowledged = Callable[[int, list[Put]], None]
+Acknowledged = Callable[[int, list[Put], int], None]
 
 
 class Pipeline:
@@ -94,7 +94,11 @@ class Pipeline:
         min_interval: seconds between the starts of two entries; bounds the number of requests.
         max_inflight: entries under way at once.
         max_unacknowledged_bytes: ``submit`` blocks above this.
-        on_acknowledged: called with each entry's position and puts, in order, under the lock.
+        on_acknowledged: called with each entry's position, puts and size, in order, under the lock.
+        on_blocked: called under the lock when a put finds no room: whoever holds rows on after they are
+            acknowledged (``retain``) should see that they go.
+        on_failed: called under the lock, once, when the writer has failed for good.
+        lock: shared with whoever must see the queue and his own state at one moment.
     """
 
     def __init__(
@@ -107,15 +111,18 @@ class Pipeline:
         max_inflight: int,
         max_unacknowledged_bytes: int,
         on_acknowledged: Acknowledged | None = None,
+        on_blocked: Callable[[], None] | None = None,
+        on_failed: Callable[[], None] | None = None,
+        lock: Lock | None = None,
     ) -> None:
         self._writer, self._clock = writer, clock
         self._shard = writer.claim.space.shard
         self._max_entry_bytes, self._min_interval = max_entry_bytes, min_interval
         self._max_inflight, self._max_unacknowledged_bytes = max_inflight, max_unacknowledged_bytes
         self._overlap_at_bytes = min(_OVERLAP_AT_BYTES, max_entry_bytes)
-        self._on_acknowledged = on_acknowledged
+        self._on_acknowledged, self._on_blocked, self._on_failed = on_acknowledged, on_blocked, on_failed
 
-        self.lock = clock.lock()
+        self.lock = lock or clock.lock()
         self._work = clock.condition(self.lock)
         self._room = clock.condition(self.lock)
         self._settled = clock.condition(self.lock)
@@ -125,6 +132,10 @@ class Pipeline:
         self._queued_bytes = 0
         self._unacknowledged_bytes = 0
         self._flying_bytes = 0
+        self._retained_bytes = 0  # acknowledged, and still held
+        self._reserved_bytes = 0  # promised to puts that will come
+        self._crowded = False
+        self._accepted = 0
         self._next = writer.claim.first.position
         self._acked = self._next - 1
         self._last_start = -1e9
@@ -163,17 +174,63 @@ class Pipeline:
                 self._wait_for_room(size, timeout)
             if admit is not None and (first := admit(ack)) is not None:
                 return first
-            self._queue.append(_Item(put, schema, size, ack))
-            self._queued_bytes += size
-            self._unacknowledged_bytes += size
-            if not self._watching or self._queued_bytes >= self._overlap_at_bytes:
-                self._call_slot()
+            self._enqueue(_Item(put, schema, size, ack))
         return ack
+
+    def _enqueue(self, item: _Item) -> None:
+        self._queue.append(item)
+        self._accepted += 1
+        self._queued_bytes += item.size
+        self._unacknowledged_bytes += item.size
+        if not self._watching or self._queued_bytes >= self._overlap_at_bytes:
+            self._call_slot()
+
+    # -- room
+
+    def reserve(self, size: int, *, timeout: float | None = None) -> None:
+        """Take room for a put that will come. Blocks like ``submit``, and raises what it raises."""
+        with self.lock:
+            if self._failure is not None or self._closing:
+                raise self._refusal()
+            if not self._has_room(size):
+                self._wait_for_room(size, timeout)
+            self._reserved_bytes += size
+
+    def release(self, size: int) -> None:
+        """Give back what was reserved."""
+        with self.lock:
+            self._unreserve(size)
+
+    def _unreserve(self, size: int) -> None:
+        self._reserved_bytes -= size
+        if self._waiting_room:
+            self._room.notify_all()
+
+    def submit_reserved(self, put: Put, schema: pa.Schema, size: int, *, admit: Admit | None = None) -> Ack:
+        """Queue a put whose room was reserved. Never blocks; a writer that failed meanwhile says so in the Ack."""
+        ack = Ack(self._clock, self)
+        with self.lock:
+            self._unreserve(size)
+            if self._failure is None and not self._closing:
+                if admit is not None and (first := admit(ack)) is not None:
+                    return first
+                self._enqueue(_Item(put, schema, size, ack))
+                return ack
+            ack._decide(None, self._failure_for(None) if self._failure is not None else self._refusal())
+        ack._wake()
+        return ack
+
+    def retain(self, change_bytes: int, *, crowded: bool = False) -> None:
+        """Under the lock: acknowledged rows are held on, or let go. ``crowded``: no put fits, whatever its size."""
+        self._retained_bytes += change_bytes
+        self._crowded = crowded
+        if self._waiting_room:
+            self._room.notify_all()
 
     def _has_room(self, size: int) -> bool:
         """Does a put fit? What is under way counts twice: its rows, and the bytes they were encoded to. A put alone always fits."""
-        held = self._unacknowledged_bytes + self._flying_bytes
-        return held == 0 or held + size <= self._max_unacknowledged_bytes
+        held = self._unacknowledged_bytes + self._flying_bytes + self._retained_bytes + self._reserved_bytes
+        return held == 0 or (not self._crowded and held + size <= self._max_unacknowledged_bytes)
 
     def _wait_for_room(self, size: int, timeout: float | None) -> None:
         """Block until the put fits, or stands alone. A fence, a poison or a close wakes it (M03)."""
@@ -186,10 +243,14 @@ class Pipeline:
                 if left is not None and left <= 0:
                     self._timeouts += 1
                     raise BackpressureTimeoutError(
-                        f"shard {self._shard}: {self._unacknowledged_bytes} bytes wait to become durable and the limit is "
+                        f"shard {self._shard}: {self.held_bytes} bytes wait to become durable or to be flushed, and the limit is "
                         f"{self._max_unacknowledged_bytes}; no room within {timeout} s, nothing was accepted",
                         hint="slow down, raise max_unflushed_memtable_bytes or put_timeout, or raise max_inflight",
                     )
+                if self._on_blocked is not None:
+                    self._on_blocked()
+                    if self._has_room(size):
+                        break
                 self._room.wait(left)
                 if self._failure is not None or self._closing:
                     raise self._refusal()
@@ -354,7 +415,7 @@ class Pipeline:
             flight = self._flights[0]
             assert flight.position == self._acked + 1, "acknowledged strictly in order"
             if self._on_acknowledged is not None:
-                self._on_acknowledged(flight.position, [item.put for item in flight.items])
+                self._on_acknowledged(flight.position, [item.put for item in flight.items], flight.size)
             place, count = (self._shard, epoch, flight.position), len(flight.items)
             for item in flight.items:
                 item.ack._decide(place)
@@ -369,7 +430,7 @@ class Pipeline:
             self._last_landed = self._clock.monotonic()
             if self._waiting_room:
                 self._room.notify_all()
-            if self._draining and not self._queue and not self._flights:
+            if self._draining:
                 self._settled.notify_all()
         return acks
 
@@ -397,6 +458,8 @@ class Pipeline:
             self._queued_bytes = self._unacknowledged_bytes = self._flying_bytes = 0
             for condition in (self._work, self._room, self._settled):
                 condition.notify_all()
+            if self._on_failed is not None:
+                self._on_failed()
         for item, _ in waiting:
             item.ack._wake()
 
@@ -411,13 +474,14 @@ class Pipeline:
         return failure
 
     def drain(self) -> None:
-        """Wait until all that was accepted is acknowledged. Raises what went wrong."""
+        """Wait until all that was accepted before is acknowledged; what comes meanwhile does not hold it up. Raises what went wrong."""
         with self.lock:
             if self._queue:
                 self._call_slot()
+            wanted = self._accepted
             self._draining += 1
             try:
-                while (self._queue or self._flights) and self._failure is None:
+                while self._puts < wanted and self._failure is None:
                     self._settled.wait()
             finally:
                 self._draining -= 1
@@ -469,6 +533,15 @@ class Pipeline:
     @property
     def unacknowledged_bytes(self) -> int:
         return self._unacknowledged_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Everything that counts against the limit."""
+        return self._unacknowledged_bytes + self._flying_bytes + self._retained_bytes + self._reserved_bytes
+
+    def pending(self) -> list[Put]:
+        """Under the lock: what was accepted and is not acknowledged, in order."""
+        return [item.put for flight in self._flights for item in flight.items] + [item.put for item in self._queue]
 
     def stats(self) -> PipelineStats:
         with self.lock:

@@ -1,0 +1,337 @@
+"""Flush: how the rows that a writer holds in memory become runs.
+
+Owns: the MemTables of one writer (one active, the frozen ones behind it), when they freeze, and
+their way into the manifest, in order. Does not own: what a run's rows are (keys), the log
+(pipeline), what readers make of it all (view, query).
+
+Only what is acknowledged is ever in a MemTable, so whatever is frozen may be flushed. Flushes
+are committed one after another, oldest first. A flush that fails is tried again, and the next
+one waits for it: t0 generation 1 fails · t1 generation 2 is committed, its cursor past both ·
+t2 crash: nobody replays generation 1. So the cursor never passes a MemTable that is not there.
+
+One commit adds the run and moves the cursor, so a reader finds each row in the log's tail or in
+a run. Views take the MemTables first and the manifest after: a flush in between shows twice, and
+the cursor tells which of the two is meant; the other way round it would show in neither.
+
+A replay that outgrows the limits is flushed on the way, before the claim is verified. That is
+safe for the same reason as everything else a writer commits: the commit fails if the epoch has
+moved on. It must bring along the ends of the epochs that its cursor passes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from headgate.clock import Thread
+from headgate.columnar import Columnar
+from headgate.config import ShardWriterConfig
+from headgate.errors import (
+    ClosedError,
+    CommitConflictError,
+    DataLossError,
+    FencedError,
+    HeadgateError,
+    StoreSyncError,
+    WriterPoisonedError,
+)
+from headgate.failpoint import failpoint
+from headgate.keys import newest_rows
+from headgate.manifest.model import ProducerMark, RunRecord, ShardManifest
+from headgate.memtable import Fresh, MemTable, MemTableStats
+from headgate.run import DELETED
+from headgate.schema import RowRules
+from headgate.store import RetryPolicy
+from headgate.wal.entry import Entry, Put
+from headgate.wal.fence import Claim, Walk, check_epoch, over_seals
+from headgate.wal.log import ShardLog
+from headgate.wal.pipeline import Pipeline
+from headgate.wal.producers import merge
+
+logger = logging.getLogger("headgate")
+
+_TRIES = RetryPolicy(retries=7, base_delay=0.1, max_delay=10.0)
+_BATCH_ROWS = 1 << 16
+_FINAL = (FencedError, ClosedError, StoreSyncError, DataLossError)
+
+
+class Generations:
+    """The MemTables of a writer. ``lock`` is its pipeline's too, so that a view is of one moment."""
+
+    def __init__(self, log: ShardLog, columnar: Columnar, config: ShardWriterConfig, rules: Callable[[], RowRules]) -> None:
+        self._log, self._columnar, self._config, self._rules, self._clock = log, columnar, config, rules, log.clock
+        self.lock = log.clock.lock()
+        self._work = log.clock.condition(self.lock)
+        self._flushed = log.clock.condition(self.lock)
+        self._frozen: deque[MemTable] = deque()
+        self._pipeline: Pipeline | None = None
+        self._walk: Walk | None = None
+        self._producers: Callable[[], dict[str, ProducerMark]] = dict
+        self._thread: Thread | None = None
+        self._stopping = False
+        self._epoch = 0
+        self._generation = 1
+        self._frozen_count = self._flushed_count = self._failures = 0
+        self._replayed_entries = self._replayed_rows = 0
+        self.on_taken: Callable[[Fresh], None] | None = None
+        """Told, under the lock, when the active MemTable has grown: for those who keep indexes of it."""
+
+    # -- replay
+
+    def begin(self, claimed: ShardManifest, walk: Walk) -> None:
+        """The shard is claimed; entries from its cursor on will be replayed."""
+        self._epoch, self._walk, self._generation = claimed.epoch, walk, claimed.next_generation
+        self._active = MemTable(claimed.cursor)
+
+    def replay(self, entry: Entry) -> None:
+        """Take an entry of the log back. Outgrown MemTables are flushed at once, so any log opens in bounded memory."""
+        self._take(entry.epoch, entry.position, list(entry.puts), entry.size_bytes)
+        self._replayed_entries += 1
+        self._replayed_rows += sum(put.rows.num_rows for put in entry.puts)
+        while self._frozen:
+            self._flush_until_done(self._frozen[0])
+            self._frozen.popleft()
+            self._flushed_count += 1
+            failpoint("replay.flushed")
+
+    def start(self, claim: Claim, pipeline: Pipeline, producers: Callable[[], dict[str, ProducerMark]]) -> None:
+        """The claim is verified: from now on entries come from the pipeline."""
+        with self.lock:
+            self._walk, self._pipeline, self._producers = None, pipeline, producers
+            if not self._active.entries:
+                self._active = MemTable(claim.first)
+            self._pipeline.retain(self._active.bytes)
+
+    # -- taking entries
+
+    def take(self, position: int, puts: list[Put], size_bytes: int) -> None:
+        """Under the lock, in order: an entry was acknowledged."""
+        assert self._pipeline is not None
+        self._pipeline.retain(size_bytes, crowded=self._is_crowded())
+        self._take(self._epoch, position, puts, size_bytes)
+
+    def _take(self, epoch: int, position: int, puts: list[Put], size_bytes: int) -> None:
+        config, active = self._config, self._active
+        if active.entries and active.bytes + size_bytes > config.max_memtable_size:
+            self.freeze()
+            active = self._active
+        active.append(epoch, position, puts, size_bytes, self._clock.monotonic())
+        if self.on_taken is not None:
+            self.on_taken(active.view())
+        if (
+            active.bytes >= config.max_memtable_size
+            or active.rows >= config.max_memtable_rows
+            or len(active.puts) >= config.max_memtable_batches
+        ):
+            self.freeze()
+
+    def freeze(self) -> None:
+        """Under the lock: what the active MemTable holds will be the next generation."""
+        if not self._active.entries:
+            return
+        self._frozen.append(self._active)
+        self._frozen_count += 1
+        self._active = MemTable(self._active.end)
+        if self._pipeline is not None:
+            self._pipeline.retain(0, crowded=self._is_crowded())
+            self._call()
+
+    def make_room(self) -> None:
+        """Under the lock, for a put that finds none: if nothing is on its way out, see that something is (M02)."""
+        if not self._frozen:
+            self.freeze()
+
+    def freeze_if_old(self) -> None:
+        """Slow writers flush too, so that opening is quick (R14)."""
+        with self.lock:
+            born = self._active.born
+            if born is not None and self._clock.monotonic() - born >= self._config.max_memtable_age:
+                self.freeze()
+
+    def _is_crowded(self) -> bool:
+        return len(self._frozen) > self._config.max_pending_generations
+
+    # -- flushing
+
+    def flush(self) -> None:
+        """Wait until all that is in MemTables now is in committed runs. Raises what went wrong."""
+        with self.lock:
+            self.freeze()
+            wanted = self._frozen_count
+            while self._flushed_count < wanted:
+                self._check()
+                self._flushed.wait()
+
+    def _check(self) -> None:
+        assert self._pipeline is not None
+        if self._pipeline.failure is not None:
+            raise self._pipeline.failure
+        if self._stopping:
+            raise ClosedError(f"the writer of shard {self._log.shard} is closed", hint="open another writer")
+
+    def _call(self) -> None:
+        if self._thread is None:
+            self._thread = self._clock.spawn(self._run, name=f"headgate-flush-{self._log.shard}")
+        self._work.notify()
+
+    def wake(self) -> None:
+        """Under the lock: the writer failed, so nobody should wait for a flush."""
+        self._work.notify_all()
+        self._flushed.notify_all()
+
+    def _run(self) -> None:
+        pipeline = self._pipeline
+        assert pipeline is not None
+        while True:
+            with self.lock:
+                while not self._frozen and not self._stopping and pipeline.failure is None:
+                    self._work.wait()
+                if self._stopping or pipeline.failure is not None:
+                    return
+                memtable = self._frozen[0]
+            try:
+                self._flush_until_done(memtable)
+            except HeadgateError as error:
+                pipeline.fail(error)
+                return
+            with self.lock:
+                self._frozen.popleft()
+                self._flushed_count += 1
+                pipeline.retain(-memtable.bytes, crowded=self._is_crowded())
+                self._flushed.notify_all()
+
+    def _flush_until_done(self, memtable: MemTable) -> None:
+        """In place, with pauses, a bounded number of times; then it is the end of the writer. The log has the rows."""
+        for attempt in range(_TRIES.retries + 1):
+            try:
+                self._flush_once(memtable)
+                return
+            except _FINAL:
+                raise
+            except Exception as error:  # a thread's end: told to the writer's callers, unless a later try succeeds
+                self._failures += 1
+                told = error.message if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"
+                if attempt == _TRIES.retries:
+                    raise WriterPoisonedError(
+                        f"shard {self._log.shard}: generation {self._generation} could not be flushed: {told}",
+                        cause=error,
+                        hint="everything acknowledged is in the log: mend the store, then open the writer again",
+                    ) from error
+                logger.warning("shard %s: flush of generation %d failed, trying again: %s", self._log.shard, self._generation, told)
+            self._pause(_TRIES.delay(attempt, self._clock))
+
+    def _pause(self, seconds: float) -> None:
+        """Sleep, unless the writer is stopped."""
+        if self._pipeline is None:
+            self._clock.sleep(seconds)
+            return
+        with self.lock:
+            if not self._stopping and self._pipeline.failure is None:
+                self._work.wait(seconds)
+
+    def _flush_once(self, memtable: MemTable) -> None:
+        """Write a run under a fresh name, then commit it together with the cursor."""
+        log, generation = self._log, self._generation
+        rules = self._rules()
+        merged = newest_rows(memtable.puts, rules)
+        rows, schema = merged.rows, merged.rows.schema
+        if merged.deleted is not None:
+            marked = pa.array(merged.deleted)
+            rows = pa.table([*rows.columns, marked], schema=schema.append(pa.field(DELETED, pa.bool_(), False)))
+            schema = rows.schema
+        failpoint("flush.merged")
+        # A fresh name for every try: what a failed one left behind can never be taken for this one (C09).
+        attempt = f"g{generation:010d}-{self._clock.token()}"
+        path = f"shards/{log.shard}-{log.table_id}/runs/{attempt}/00000.lance"
+        part = self._columnar.write(path, schema, iter(rows.to_batches(max_chunksize=_BATCH_ROWS)))
+        assert part.rows == rows.num_rows, "every row is in the file"
+        # Durable by now, folders too: the manifest that names it lets collection take the entries it replaces (R17).
+        failpoint("flush.written")
+        record = RunRecord(
+            id=attempt,
+            first=memtable.first.position,
+            end=memtable.end.position,
+            slices=(part,),
+            fields=tuple(zip(rules.field_ids, rules.schema.names, strict=True)),
+            tombstones=int(merged.deleted.sum()) if merged.deleted is not None else 0,
+            created_at=self._clock.now(),
+        )
+        with self.lock:
+            if self._pipeline is not None:
+                self._check()
+            producers = dict(self._producers())
+        log.manifests.commit(lambda manifest: self._with_run(manifest, memtable, record, generation, producers))
+        failpoint("flush.committed")
+        self._generation = generation + 1
+
+    def _with_run(
+        self, manifest: ShardManifest, memtable: MemTable, record: RunRecord, generation: int, producers: dict[str, ProducerMark]
+    ) -> ShardManifest | None:
+        check_epoch(self._log, manifest, self._epoch)
+        if manifest.next_generation > generation:
+            return None  # only we count generations up: a try before this one, whose outcome was not known, was committed
+        if manifest.cursor.position >= memtable.end.position:
+            raise DataLossError(
+                f"shard {self._log.shard}: the cursor is at {manifest.cursor.position}, past rows that were not flushed",
+                object=f"shard {self._log.shard}",
+            )
+        segments, walk = manifest.ends(), self._walk
+        merged = dict(manifest.producers)
+        if walk is not None:
+            if manifest.contradicts(walk.ends):
+                raise CommitConflictError(f"shard {self._log.shard} was trimmed while its rows were replayed", hint="open it again")
+            segments = segments.adding({epoch: end for epoch, end in walk.ends.items() if end < memtable.end.position})
+            # A successor starts at the cursor: what it will not read again must be in the manifest (A13).
+            merge(merged, walk.producers.items())
+        merge(merged, producers.items())
+        return manifest.but(
+            runs=(*manifest.runs, record),
+            segments=segments.rows,
+            cursor=over_seals(memtable.end, segments),
+            next_generation=max(manifest.next_generation, generation + 1),
+            wal_position_last_seen=max(manifest.wal_position_last_seen, memtable.end.position - 1),
+            producers=merged,
+            resume=None,
+        )
+
+    # -- looking
+
+    def views(self) -> tuple[Fresh, ...]:
+        """Under the lock: all MemTables as of now, oldest first."""
+        return (*(memtable.view() for memtable in self._frozen), self._active.view())
+
+    @property
+    def active(self) -> MemTable:
+        return self._active
+
+    def stats(self) -> MemTableStats:
+        with self.lock:
+            return MemTableStats(
+                active_rows=self._active.rows,
+                active_batches=len(self._active.puts),
+                active_bytes=self._active.bytes,
+                frozen=len(self._frozen),
+                frozen_rows=sum(memtable.rows for memtable in self._frozen),
+                frozen_bytes=sum(memtable.bytes for memtable in self._frozen),
+                generation=self._generation + len(self._frozen),
+                flushed=self._flushed_count,
+                flush_failures=self._failures,
+                replayed_entries=self._replayed_entries,
+                replayed_rows=self._replayed_rows,
+            )
+
+    def thread_alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    # -- ends
+
+    def stop(self, seconds: float | None) -> None:
+        """End the thread; a flush that is under way is not committed, unless it was already."""
+        with self.lock:
+            self._stopping = True
+            self.wake()
+        if self._thread is not None:
+            self._thread.join(seconds)
