@@ -1,7 +1,12 @@
 """What rows may look like: the table's schema, and the check of every batch against it.
 
-Owns: refusing, before the WAL sees it, whatever replay or Lance could not take back.
-Does not own: which shard a row goes to (sharding).
+Owns: refusing, before the WAL sees it, whatever replay or Lance could not take back; reading
+rows of any age as the table of now. Does not own: which shard a row goes to (sharding), changing
+a table's schema (life), learning that it was changed (watch).
+
+A column is known by its id, not by its name: ids are given once and never again. Rows carry the
+ids of their columns wherever they are, in the log, in memory and in runs, so a column that was
+renamed keeps its values, and one that was dropped does not lend them to its successor in name.
 """
 
 from __future__ import annotations
@@ -22,6 +27,11 @@ RESERVED = frozenset(
     }
 )  # fmt: skip
 RESERVED_PREFIX = "__headgate"
+
+FIELD_ID = b"headgate.field_id"
+"""In the metadata of a field: which column it is, whatever it was called then."""
+FIELD_IDS = b"headgate.field_ids"
+"""In the metadata of a schema: the same for all its fields, which is cheaper to put there."""
 
 _KEY_TYPES = (
     types.is_integer, types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_fixed_size_binary,
@@ -44,16 +54,24 @@ def decode_schema(text: str) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
 
 
-def _without_views(kind: pa.DataType) -> pa.DataType:
+def _storable(kind: pa.DataType) -> pa.DataType:
+    """Views become plain. A vector's elements become nullable: Lance takes no null vector otherwise, and a tombstone has one."""
     if types.is_string_view(kind):
         return pa.string()
     if types.is_binary_view(kind):
         return pa.binary()
+    if types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_nullable(True), kind.list_size)
+    if types.is_list(kind) or types.is_large_list(kind):
+        value = kind.value_field.with_type(_storable(kind.value_type))
+        return pa.list_(value) if types.is_list(kind) else pa.large_list(value)
+    if types.is_struct(kind):
+        return pa.struct([child.with_type(_storable(child.type)) for child in _children(kind)])
     return kind
 
 
 def check_schema(schema: pa.Schema, key: str | Sequence[str] | None) -> tuple[pa.Schema, tuple[str, ...]]:
-    """The schema and key that a table gets, views normalised.
+    """The schema and key that a table gets, types normalised to what is stored.
 
     Raises:
         InvalidInputError: something in it could not be stored, read back or told apart.
@@ -73,14 +91,14 @@ def check_schema(schema: pa.Schema, key: str | Sequence[str] | None) -> tuple[pa
         if name in RESERVED or name.startswith(RESERVED_PREFIX):
             raise InvalidInputError(f"the column name {name!r} is reserved", hint=f"rename it; reserved are {', '.join(sorted(RESERVED))}")
         if name.casefold() in seen:
-            raise InvalidInputError(
-                f"columns {seen[name.casefold()]!r} and {name!r} differ in case only",
-                hint="rename one: SQL and Spark cannot tell them apart",
-            )
+            other = seen[name.casefold()]
+            what = f"two columns are called {name!r}" if other == name else f"columns {other!r} and {name!r} differ in case only"
+            raise InvalidInputError(what, hint="rename one: SQL and Spark cannot tell them apart")
         seen[name.casefold()] = name
-        kind = _without_views(column.type)
+        kind = _storable(column.type)
         _check_type(name, kind)
-        fields.append(pa.field(name, kind, column.nullable, column.metadata))
+        metadata = {key: value for key, value in (column.metadata or {}).items() if key != FIELD_ID}
+        fields.append(pa.field(name, kind, column.nullable, metadata or None))
     names = (key,) if isinstance(key, str) else tuple(key or ())
     checked = pa.schema(fields)
     for name in names:
@@ -116,16 +134,16 @@ def _check_type(name: str, kind: pa.DataType) -> None:
     raise InvalidInputError(f"the column {name!r} has type {kind}, which cannot be stored", hint=hint)
 
 
-FIELD_ID = b"headgate.field_id"
-"""In the metadata of a field of the log: which column it is, whatever it was called then."""
-
-
 class RowRules:
     """Turns what a user puts into one batch that the log can take, or refuses it."""
 
-    def __init__(self, schema: pa.Schema, key: tuple[str, ...], field_ids: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, schema: pa.Schema, key: tuple[str, ...], field_ids: tuple[int, ...] = (), names_without_ids: tuple[str, ...] = ()
+    ) -> None:
         self.schema, self.key = schema, key
         self.field_ids = field_ids or tuple(range(1, len(schema) + 1))
+        self.names_without_ids = dict(enumerate(names_without_ids, 1)) or dict(zip(self.field_ids, schema.names, strict=True))
+        """What columns are called, by id, in rows that carry no ids."""
         # In the log deletes share a stream with upserts: nulls stand where a delete has no value.
         # Each field carries its id, so that old rows are read right after columns were renamed or dropped.
         self.log_schema = pa.schema(
@@ -134,7 +152,8 @@ class RowRules:
                 for f, number in zip(schema, self.field_ids, strict=True)
             ]
         )
-        self.key_schema = pa.schema([schema.field(name) for name in key]).remove_metadata()
+        self.key_schema = pa.schema([self.log_schema.field(name) for name in key])
+        self._ids = pa.KeyValueMetadata({FIELD_IDS: b",".join(b"%d" % number for number in self.field_ids)})
         self._nested = [number for number, field in enumerate(schema) if _has_required_child(field.type)]
         self._required = [schema.names.index(f.name) for f in schema if not f.nullable or f.name in key]
 
@@ -145,9 +164,11 @@ class RowRules:
             SchemaMismatchError: columns, order or types differ from the table's.
             InvalidInputError: no rows, or nulls where there may be none.
         """
-        rows = data if type(data) is pa.RecordBatch else _one_batch(data, self.schema)
+        rows = data if type(data) is pa.RecordBatch else one_batch(data, self.schema)
         if not rows.schema.equals(self.log_schema):
             rows = _fitted(rows, self.log_schema, "the table")
+        elif not rows.schema.equals(self.log_schema, check_metadata=True):
+            rows = rows.replace_schema_metadata(self._ids)  # in memory too they must know which columns they are
         if rows.num_rows == 0:
             raise InvalidInputError("the batch has no rows", hint="put only batches with rows")
         for index in self._required:
@@ -161,7 +182,7 @@ class RowRules:
         """The key columns of what is to be deleted."""
         if not self.key:
             raise InvalidInputError("the table has no key, so nothing can be deleted by key", hint="append-only tables keep every row")
-        rows = data if type(data) is pa.RecordBatch else _one_batch(data, self.key_schema)
+        rows = data if type(data) is pa.RecordBatch else one_batch(data, self.key_schema)
         missing = [name for name in self.key if name not in rows.schema.names]
         if missing:
             raise SchemaMismatchError(f"the key column {missing[0]!r} is missing", hint=f"pass the key columns: {', '.join(self.key)}")
@@ -173,6 +194,10 @@ class RowRules:
                 raise self._null(name)
         return rows
 
+    def names_in(self, schema: pa.Schema) -> dict[int, str]:
+        """What rows with this schema call their columns, by id; also if they were written before there were ids."""
+        return ids_in(schema) or self.names_without_ids
+
     def _null(self, name: str) -> InvalidInputError:
         what = "the key column" if name in self.key else "the column"
         return InvalidInputError(f"{what} {name!r} has nulls", hint="drop those rows, or give them a value")
@@ -180,6 +205,9 @@ class RowRules:
 
 def ids_in(schema: pa.Schema) -> dict[int, str]:
     """The names that columns had when these rows were written, by id. Empty: written before there were ids."""
+    together = (schema.metadata or {}).get(FIELD_IDS)
+    if together is not None:
+        return {int(number): name for number, name in zip(together.split(b","), schema.names, strict=True)}
     return {int(f.metadata[FIELD_ID]): f.name for f in schema if f.metadata and FIELD_ID in f.metadata}
 
 
@@ -187,28 +215,60 @@ def as_now(rows: pa.RecordBatch, names: Mapping[int, str], rules: RowRules, colu
     """Rows that were written under ``names`` (by field id), with these ``columns`` of the table of now, in this order.
 
     A column that did not exist then, or that a delete has not, is null; a type that was widened since is cast.
+    The fields are nullable and bare, whatever the rows' age: batches of any age go together.
     """
     arrays, fields = [], []
-    known = set(rows.schema.names)
+    places = {name: number for number, name in enumerate(rows.schema.names)}
     for name in columns:
         index = rules.schema.get_field_index(name)
-        field = rules.log_schema.field(index)
-        then = names.get(rules.field_ids[index]) if names else name
-        if then is None or then not in known:
-            array = pa.nulls(rows.num_rows, field.type)
+        kind = rules.schema.field(index).type
+        then = (names or rules.names_without_ids).get(rules.field_ids[index])
+        place = places.get(then) if then is not None else None
+        if place is None:
+            array = pa.nulls(rows.num_rows, kind)
         else:
-            array = rows.column(then)
-            if not array.type.equals(field.type):
-                array = array.cast(field.type)
+            array = rows.column(place)
+            if not array.type.equals(kind):
+                array = array.cast(kind)
         arrays.append(array)
-        fields.append(pa.field(name, field.type, True))
+        fields.append(pa.field(name, kind))
     if not arrays:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * rows.num_rows, pa.struct([])))
+        return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows.num_rows, [None]))
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def widens(old: pa.DataType, new: pa.DataType) -> bool:
+    """Does every value of ``old`` have an equal one in ``new``, and in the same order?
+
+    So rows of both types compare as they should, runs stay sorted, and keys find their shard: integers to
+    wider integers, floats to wider floats, decimals to more digits before the point, text and bytes to
+    large ones. Not integers to floats, not seconds to nanoseconds: some values would not fit.
+    """
+    if types.is_integer(old) and types.is_integer(new):
+        if types.is_signed_integer(old) == types.is_signed_integer(new):
+            return bool(old.bit_width < new.bit_width)
+        return bool(types.is_unsigned_integer(old) and old.bit_width < new.bit_width)
+    if types.is_floating(old) and types.is_floating(new):
+        return bool(old.bit_width < new.bit_width)
+    if types.is_decimal128(old) and types.is_decimal128(new):
+        return bool(old.scale == new.scale and old.precision < new.precision)
+    return bool((types.is_string(old) and types.is_large_string(new)) or (types.is_binary(old) and types.is_large_binary(new)))
 
 
 def _children(kind: pa.DataType) -> list[pa.Field]:
     return [kind.field(i) for i in range(kind.num_fields)] if types.is_nested(kind) else []
+
+
+def _same_values(one: pa.DataType, two: pa.DataType) -> bool:
+    """Do they differ only in whether parts may be null, and in what a list calls its elements?"""
+    if one.id != two.id or one.num_fields != two.num_fields or not one.num_fields:
+        return bool(one.equals(two))
+    if types.is_fixed_size_list(one) and one.list_size != two.list_size:
+        return False
+    pairs = list(zip(_children(one), _children(two), strict=True))
+    if types.is_struct(one) and any(a.name != b.name for a, b in pairs):
+        return False
+    return all(_same_values(a.type, b.type) for a, b in pairs)
 
 
 def _has_required_child(kind: pa.DataType) -> bool:
@@ -231,7 +291,7 @@ def _check_nested(column: pa.Array, field: pa.Field, name: str) -> None:
         _check_nested(part, child, f"{name}.{child.name}")
 
 
-def _one_batch(data: Any, schema: pa.Schema) -> pa.RecordBatch:
+def one_batch(data: Any, schema: pa.Schema) -> pa.RecordBatch:
     """Anything that holds rows, as one batch: a put is atomic, so it is never cut."""
     try:
         if isinstance(data, pa.RecordBatch):
@@ -277,19 +337,25 @@ def _fitted(rows: pa.RecordBatch, schema: pa.Schema, whose: str) -> pa.RecordBat
             what = f"the column {extra[0]!r} is not one of {whose}'s"
         else:
             what = f"the columns come in another order: {', '.join(rows.schema.names)}"
-        raise SchemaMismatchError(what, hint=f"{whose} has {', '.join(schema.names)}; see pa.Table.select")
+        since = "if it was added since, put nulls in it" if missing else "see pa.Table.select"
+        raise SchemaMismatchError(what, hint=f"{whose} has {', '.join(schema.names)}; {since}")
     columns = []
     for column, field in zip(rows.columns, schema, strict=True):
         if column.type.equals(field.type):
             columns.append(column)
             continue
         same_kind = any(all(any(c(t) for c in kinds) for t in (column.type, field.type)) for kinds in (_TEXT, _BYTES))
-        if not same_kind:
+        if not same_kind and not _same_values(column.type, field.type):
             raise SchemaMismatchError(
                 f"the column {field.name!r} has type {column.type}, and {whose} has {field.type}",
                 hint="cast it first, e.g. table.cast(schema)",
             )
-        columns.append(column.cast(field.type))
+        try:
+            columns.append(column.cast(field.type))
+        except pa.ArrowInvalid as error:
+            raise InvalidInputError(
+                f"the column {field.name!r} has values that {field.type} cannot hold: {error}", hint="drop those rows, or mend them"
+            ) from None
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

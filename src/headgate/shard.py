@@ -15,13 +15,15 @@ import pyarrow as pa
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.columnar import Columnar, open_columnar
 from headgate.config import ShardWriterConfig
-from headgate.manifest import ManifestChain, ShardManifest
+from headgate.manifest import ManifestChain, ShardManifest, TableManifest
+from headgate.manifest.model import AnyIndex
 from headgate.schema import RowRules
 from headgate.store import Location, RetryingStore, Store
 from headgate.view import ShardReader
 from headgate.wal.entry import Entry
 from headgate.wal.log import ShardLog
 from headgate.wal.tailer import WalTailer
+from headgate.watch import SchemaWatch, open_watch
 from headgate.writer import ShardWriter
 
 
@@ -44,6 +46,9 @@ class Places:
         """None when the WAL is beside the table."""
         return None if self.wal is None or self.wal.uri == self.table.uri else self.wal.uri
 
+    def table_manifests(self, store: Store | None = None) -> ManifestChain[TableManifest]:
+        return ManifestChain(store or self.table_store(), "table/", TableManifest, self.clock)
+
     def manifests(self, store: Store, shard: str, table_id: str) -> ManifestChain[ShardManifest]:
         return ManifestChain(store, f"shards/{shard}-{table_id}/manifest/", ShardManifest, self.clock)
 
@@ -65,10 +70,26 @@ class Shard:
     schema: pa.Schema = field(repr=False)
     key: tuple[str, ...] = ()
     field_ids: tuple[int, ...] = ()
+    names_without_ids: tuple[str, ...] = ()
+    indexes: tuple[AnyIndex, ...] = ()
+
+    @classmethod
+    def of(cls, id: str, places: Places, watch: SchemaWatch) -> Shard:
+        """A shard of the table as a watch has it now; its handle and its writers look through that watch."""
+        manifest, rules = watch.seen
+        shard = cls(id, manifest.table_id, places, rules.schema, rules.key, rules.field_ids, manifest.names_without_ids, manifest.indexes)
+        shard.__dict__.update(watch=watch, rules=rules)  # the cached properties below
+        return shard
 
     @cached_property
     def rules(self) -> RowRules:
-        return RowRules(self.schema, self.key, self.field_ids)
+        """As of when this handle was made."""
+        return RowRules(self.schema, self.key, self.field_ids, self.names_without_ids)
+
+    @cached_property
+    def watch(self) -> SchemaWatch:
+        """The table as it is now: its writers learn through it of columns that were added, dropped or renamed."""
+        return open_watch(self.places.table_manifests(), self.places.table.uri, self.places.clock, self.table_id)
 
     @cached_property
     def reader(self) -> ShardReader:
@@ -80,7 +101,7 @@ class Shard:
         return self.places.open_log(self.id, self.table_id)
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("rules", "log", "reader")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("rules", "log", "reader", "watch")}
 
     def writer(self, config: ShardWriterConfig | None = None) -> ShardWriter:
         """Claim the shard for writing. This writes, and fences whoever wrote before.

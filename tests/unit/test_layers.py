@@ -20,7 +20,7 @@ ORDER = [
     "columnar",
     "wal",
     ("config", "schema", "sharding", "indexes"),
-    "keys",
+    ("keys", "watch"),
     "memtable",
     "run",
     "view",
