@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 import headgate as hg
 from headgate.clock import SYSTEM_CLOCK
 from headgate.shard import Shard
@@ -19,8 +21,8 @@ from rows import KEY, SCHEMA
 Wrap = Callable[[Store], Store]
 
 
-def new_shard(folder: Path) -> Shard:
-    return hg.create_table(folder / "table", SCHEMA, KEY).shards[0]
+def new_shard(folder: Path, schema: pa.Schema = SCHEMA, key: str | None = KEY, **options: Any) -> Shard:
+    return hg.create_table(folder / "table", schema, key, **options).shards[0]
 
 
 def config(**options: Any) -> hg.ShardWriterConfig:
@@ -30,6 +32,10 @@ def config(**options: Any) -> hg.ShardWriterConfig:
 def writer(folder: Path, **options: Any) -> ShardWriter:
     """A WAL-only writer of a new table."""
     return new_shard(folder).writer(config(**options))
+
+
+def with_memtable(**options: Any) -> hg.ShardWriterConfig:
+    return config(**{"enable_memtable": True, **options})
 
 
 def log_on(shard: Shard, wrap_wal: Wrap, wrap_manifests: Wrap = lambda store: store) -> ShardLog:

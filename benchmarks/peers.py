@@ -12,32 +12,71 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from harness import NotHere
-from rows import SCHEMA, rows
+from rows import rows
+
+LANCE_KEY = {b"lance-schema:unenforced-primary-key": b"true"}
 
 
-def lance_writer(folder: Path, **options: Any) -> Any:
-    """A Lance MemWAL writer. No primary key, no indexes: that is its fastest."""
+def lance_schema(schema: pa.Schema, key: str | None) -> pa.Schema:
+    """Without a key it takes no column that is not nullable."""
+    if key is None:
+        return pa.schema([field.with_nullable(True) for field in schema])
+    return pa.schema([field.with_metadata(LANCE_KEY) if field.name == key else field for field in schema])
+
+
+def lance_table(batch: pa.RecordBatch, key: str | None = None) -> pa.Table:
+    """Its fastest form of input: a table."""
+    return pa.Table.from_batches([batch.cast(lance_schema(batch.schema, key))])
+
+
+def lance_rows(count: int, first_id: int = 0, key: str | None = None) -> pa.Table:
+    return lance_table(rows(count, first_id), key)
+
+
+def lance_dataset(folder: Path, base: pa.Table, indexes: Mapping[str, str] | None = None, maintained: bool = True) -> Any:
+    """A dataset with MemWAL, ``indexes`` (column -> kind) on its base, and kept up to date in MemTables if ``maintained``."""
     try:
         import lance
     except ImportError as error:
         raise NotHere("pylance is not installed") from error
-    schema = pa.schema([field.with_nullable(True) for field in SCHEMA])
-    dataset = lance.write_dataset(pa.Table.from_batches([rows(1).cast(schema)]), str(folder / "lance"))
-    dataset.initialize_mem_wal(maintained_indexes=[])
-    return dataset.mem_wal_writer(str(uuid.uuid4()), stats_log_interval_ms=0, **options)
+    dataset = lance.write_dataset(base, str(folder / "lance"))
+    for column, kind in (indexes or {}).items():
+        if kind in ("BTREE", "INVERTED"):
+            dataset.create_scalar_index(column, kind)
+        else:
+            dataset.create_index(column, kind, num_partitions=max(1, base.num_rows // 4096))
+    dataset.initialize_mem_wal(maintained_indexes=[index["name"] for index in dataset.list_indices()] if maintained else [])
+    return dataset
 
 
-def lance_rows(count: int, first_id: int = 0) -> pa.Table:
-    """Its fastest form of input: a table."""
-    schema = pa.schema([field.with_nullable(True) for field in SCHEMA])
-    return pa.Table.from_batches([rows(count, first_id).cast(schema)])
+def lance_shard(dataset: Any, shard: str | None = None, **options: Any) -> Any:
+    """Its writer of a shard, a new one unless it is named."""
+    return dataset.mem_wal_writer(shard or str(uuid.uuid4()), stats_log_interval_ms=0, **options)
+
+
+def lance_writer(folder: Path, **options: Any) -> Any:
+    """A Lance MemWAL writer. No primary key, no indexes: that is its fastest."""
+    return lance_shard(lance_dataset(folder, lance_rows(1)), **options)
+
+
+def lance_generations(dataset: Any, shard: str) -> list[tuple[int, str]]:
+    """Number and folder name of what it has flushed, oldest first. Its Python interface does not tell."""
+    folder = Path(dataset.uri.removeprefix("file://")) / "_mem_wal" / shard
+    return sorted((int(path.name.rsplit("_", 1)[1]), path.name) for path in folder.iterdir() if "_gen_" in path.name)
+
+
+def lance_flushed_rows(dataset: Any, shard: str) -> int:
+    import lance
+
+    folder = Path(dataset.uri.removeprefix("file://")) / "_mem_wal" / shard
+    return sum(lance.dataset(str(folder / name)).count_rows() for _, name in lance_generations(dataset, shard))
 
 
 Pairs = Sequence[tuple[bytes, bytes]]

@@ -8,7 +8,6 @@ settings: its default tick of 100 ms, and 1 ms, where it is fastest at the same 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import sys
@@ -29,6 +28,7 @@ from headgate.store.faulty import FaultyStore
 from headgate.store.local import LocalStore
 from headgate.wal.entry import encoded_bytes
 from headgate.wal.fence import open_epoch
+from process import in_child, memory_bytes, reset_peak
 from rows import data_bytes, rows
 
 PLAIN, OURS = "plain obstore", "headgate"
@@ -433,20 +433,13 @@ def memory(allocator: str) -> Contestant:
     """In a process of its own, so that nothing else grows in it."""
 
     def measure(folder: Path, scale: Scale) -> Measurements:
-        context = multiprocessing.get_context("spawn")
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_fill, args=(str(folder), scale.of(2000), allocator, sender))
-        process.start()
-        sender.close()
-        try:
-            return receiver.recv()
-        finally:
-            process.join()
+        found: Measurements = in_child(_fill, str(folder), scale.of(2000), allocator)
+        return found
 
     return measure
 
 
-def _fill(folder: str, batches: int, allocator: str, sender: Any) -> None:
+def _fill(folder: str, batches: int, allocator: str) -> Measurements:
     pool = {"malloc": pa.system_memory_pool, "default": pa.default_memory_pool}[allocator]()
     pa.set_memory_pool(pool)
     pattern = rows(2000)
@@ -462,8 +455,8 @@ def _fill(folder: str, batches: int, allocator: str, sender: Any) -> None:
         shard, lambda store: FaultyStore(store, latency=latency), max_unflushed_memtable_bytes=_BUDGET, max_wal_buffer_size=1 << 20
     ) as writer:
         writer.put(_copied(pattern)).wait()
-        _reset_peak()
-        before, queued = _memory("VmRSS"), 0
+        reset_peak()
+        before, queued = memory_bytes("VmRSS"), 0
         while writer.backpressure_stats().blocked_puts == 0:
             writer.put(_copied(pattern))
         start = time.perf_counter()
@@ -471,16 +464,14 @@ def _fill(folder: str, batches: int, allocator: str, sender: Any) -> None:
             writer.put(_copied(pattern))
             queued = max(queued, writer.backpressure_stats().unacknowledged_bytes)
         taken = batches * size / (time.perf_counter() - start)
-        growth = _memory("VmHWM") - before
-    sender.send(
-        {
-            "growth MiB": growth / (1 << 20),
-            "growth/budget": growth / _BUDGET,
-            "Arrow bytes/budget": pool.max_memory() / _BUDGET,
-            "queued/budget": queued / _BUDGET,
-            "offered/taken": offered / taken,
-        }
-    )
+        growth = memory_bytes("VmHWM") - before
+    return {
+        "growth MiB": growth / (1 << 20),
+        "growth/budget": growth / _BUDGET,
+        "Arrow bytes/budget": pool.max_memory() / _BUDGET,
+        "queued/budget": queued / _BUDGET,
+        "offered/taken": offered / taken,
+    }
 
 
 def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -496,16 +487,6 @@ def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
             buffers.append(buffer)
         columns.append(pa.Array.from_buffers(column.type, len(column), buffers))
     return pa.record_batch(columns, schema=batch.schema)
-
-
-def _memory(name: str) -> int:
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) << 10 for line in status if line.startswith(f"{name}:"))
-
-
-def _reset_peak() -> None:
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")
 
 
 QUESTIONS = [
