@@ -26,7 +26,8 @@ from headgate.errors import (
     WalTruncatedError,
     WriterPoisonedError,
 )
-from headgate.life.status import ShardStatus, TableStatus
+from headgate.indexes import scalar_index, text_index, vector_index
+from headgate.life.status import RunInfo, ShardStatus, SliceInfo, TableStatus
 from headgate.life.verify import Problem, VerifyReport
 from headgate.shard import Shard
 from headgate.sharding import bucket, identity, unsharded
@@ -58,11 +59,13 @@ __all__ = [
     "Problem",
     "Put",
     "Receipt",
+    "RunInfo",
     "SchemaMismatchError",
     "Shard",
     "ShardStatus",
     "ShardWriter",
     "ShardWriterConfig",
+    "SliceInfo",
     "SnapshotExpiredError",
     "StoreError",
     "StoreUnavailableError",
@@ -83,5 +86,8 @@ __all__ = [
     "create_table",
     "identity",
     "open_table",
+    "scalar_index",
+    "text_index",
     "unsharded",
+    "vector_index",
 ]

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as types
 
-from headgate.errors import InvalidInputError, SchemaMismatchError
+from headgate.errors import InvalidInputError, SchemaMismatchError, SnapshotExpiredError
 
 RESERVED = frozenset(
     {
@@ -216,6 +216,9 @@ def as_now(rows: pa.RecordBatch, names: Mapping[int, str], rules: RowRules, colu
 
     A column that did not exist then, or that a delete has not, is null; a type that was widened since is cast.
     The fields are nullable and bare, whatever the rows' age: batches of any age go together.
+
+    Raises:
+        SnapshotExpiredError: the rows are newer than ``rules``, and of a wider type.
     """
     arrays, fields = [], []
     places = {name: number for number, name in enumerate(rows.schema.names)}
@@ -229,6 +232,8 @@ def as_now(rows: pa.RecordBatch, names: Mapping[int, str], rules: RowRules, colu
         else:
             array = rows.column(place)
             if not array.type.equals(kind):
+                if widens(kind, array.type):
+                    raise SnapshotExpiredError(f"the column {name!r} was widened to {array.type} meanwhile", hint="read again")
                 array = array.cast(kind)
         arrays.append(array)
         fields.append(pa.field(name, kind))

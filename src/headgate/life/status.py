@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from headgate.wal.log import ShardLog
 from headgate.wal.tip import find_tip
+
+_GENERATION = re.compile(r"g\d{10}-")
+"""How the runs that flushes make are called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,7 @@ class ShardStatus:
     cursor: int
     """Everything before it is in runs, or was given up."""
     lag: int
-    """Entries between cursor and tip: what a restart has to replay."""
+    """Entries between cursor and tip, in no run yet: what a restart has to replay."""
     first_position: int
     """The log may have been collected before it."""
     clean: bool
@@ -32,6 +36,43 @@ class ShardStatus:
     producers: int
     consumers: int
     checkpoints: int
+    runs: int
+    rows: int
+    """In its runs, tombstones and old versions of keys included."""
+    bytes: int
+    """Of its runs."""
+    tombstones: int
+    generations: int
+    """Those of its runs that are generations: flushed, and not compacted yet."""
+    next_generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class SliceInfo:
+    """Part of a run, or all of it: a Lance dataset, written once."""
+
+    uri: str
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """Rows of a shard sorted by key, keys unique, as positions ``first`` to ``end - 1`` of its log left them."""
+
+    shard: str
+    id: str
+    first: int
+    end: int
+    rows: int
+    """Tombstones included."""
+    bytes: int
+    tombstones: int
+    """Rows that only say that their key is deleted; a column ``__headgate_deleted`` marks them if there are any."""
+    created_at: float
+    columns: dict[str, int]
+    """What its columns are called in the files, and their ids."""
+    slices: tuple[SliceInfo, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,4 +102,29 @@ def shard_status(log: ShardLog) -> ShardStatus:
         producers=len(manifest.producers),
         consumers=len(manifest.consumers),
         checkpoints=len(manifest.checkpoints),
+        runs=len(manifest.runs),
+        rows=sum(run.rows for run in manifest.runs),
+        bytes=sum(run.bytes for run in manifest.runs),
+        tombstones=sum(run.tombstones for run in manifest.runs),
+        generations=sum(_GENERATION.match(run.id) is not None for run in manifest.runs),
+        next_generation=manifest.next_generation,
     )
+
+
+def shard_runs(log: ShardLog, table_uri: str) -> list[RunInfo]:
+    """The runs that the latest manifest names, oldest first."""
+    return [
+        RunInfo(
+            shard=log.shard,
+            id=run.id,
+            first=run.first,
+            end=run.end,
+            rows=run.rows,
+            bytes=run.bytes,
+            tombstones=run.tombstones,
+            created_at=run.created_at,
+            columns={name: number for number, name in run.fields},
+            slices=tuple(SliceInfo(f"{table_uri}/{part.path}", part.rows, part.bytes) for part in run.slices),
+        )
+        for run in log.manifests.load().runs
+    ]
