@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
 from harness import NotHere
 from rows import rows
 
+os.environ.setdefault("LANCE_LOG", "error")  # before it is imported: its planner warns of itself in every search
 LANCE_KEY = {b"lance-schema:unenforced-primary-key": b"true"}
 
 
@@ -49,7 +51,7 @@ def lance_dataset(folder: Path, base: pa.Table, indexes: Mapping[str, str] | Non
     dataset = lance.write_dataset(base, str(folder / "lance"))
     for column, kind in (indexes or {}).items():
         if kind in ("BTREE", "INVERTED"):
-            dataset.create_scalar_index(column, kind)
+            dataset.create_scalar_index(column, cast(Any, kind))
         else:
             dataset.create_index(column, kind, num_partitions=max(1, base.num_rows // 4096))
     dataset.initialize_mem_wal(maintained_indexes=[index["name"] for index in dataset.list_indices()] if maintained else [])

@@ -55,7 +55,7 @@ def rows_of(ids: Ids, version: int = 0) -> pa.RecordBatch:
 
 def values_of(ids: Ids, version: int = 0) -> npt.NDArray[np.float64]:
     """The column ``v`` of these rows."""
-    return ids * 0.5 + version * _VERSION_STEP
+    return np.asarray(ids * 0.5 + version * _VERSION_STEP, dtype=np.float64)
 
 
 def _names(ids: Ids) -> pa.StringArray:
