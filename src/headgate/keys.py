@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as types
 
-from headgate.schema import RowRules, as_now, ids_in
+from headgate.schema import RowRules, as_now
 from headgate.wal.entry import Put
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
@@ -390,10 +390,11 @@ def newest_rows(puts: Sequence[Put], rules: RowRules) -> RunRows:
 
     Rows that are in order already are not copied.
     """
-    rows, deleted = _in_order(puts, rules)
+    rows = rows_of(puts, rules, rules.schema.names)
     if not rules.key or not rows.num_rows:
         return RunRows(rows)
     newest = KeyOrder(rules).of(rows).newest()
+    deleted = deleted_of(puts)
     if newest is None:
         return RunRows(_combined(rows), deleted)
     if deleted is not None:
@@ -401,31 +402,38 @@ def newest_rows(puts: Sequence[Put], rules: RowRules) -> RunRows:
     return RunRows(_taken(rows, newest), deleted if deleted is not None and deleted.any() else None)
 
 
-def _in_order(puts: Sequence[Put], rules: RowRules) -> tuple[pa.Table, Bools | None]:
-    """All rows, aligned to the table of now, and which of them delete."""
+def rows_of(puts: Sequence[Put], rules: RowRules, columns: Sequence[str]) -> pa.Table:
+    """All rows of puts, in order, with these columns of the table of now."""
     tables = []
     start = 0
     while start < len(puts):  # those that were written alike are taken together
         then = puts[start].rows.schema
         stop = start + 1
-        while stop < len(puts) and (puts[stop].rows.schema is then or puts[stop].rows.schema.equals(then, check_metadata=True)):
+        while stop < len(puts) and puts[stop].rows.schema.equals(then, check_metadata=True):
             stop += 1
-        tables.append(_aligned(pa.Table.from_batches([put.rows for put in puts[start:stop]]), rules))
+        tables.append(_aligned(pa.Table.from_batches([put.rows for put in puts[start:stop]]), rules, columns))
         start = stop
-    table = pa.concat_tables(tables) if tables else rules.log_schema.empty_table()
+    schema = pa.schema([rules.log_schema.field(name) for name in columns])
+    return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
+def deleted_of(puts: Sequence[Put]) -> Bools | None:
+    """Which of the rows are tombstones. None: none is."""
     if all(put.op == "upsert" for put in puts):
-        return table, None
+        return None
     counts = [put.rows.num_rows for put in puts]
-    return table, np.repeat(np.array([put.op == "delete" for put in puts]), counts)
+    return np.repeat(np.array([put.op == "delete" for put in puts]), counts)
 
 
-def _aligned(rows: pa.Table, rules: RowRules) -> pa.Table:
-    schema = rules.log_schema
-    names = ids_in(rows.schema)
-    now = dict(zip(rules.field_ids, schema.names, strict=True))
-    if rows.schema.equals(schema) and all(now.get(number) == name for number, name in names.items()):
-        return pa.Table.from_arrays(rows.columns, schema=schema)
-    batches = [as_now(batch, names, rules, schema.names) for batch in rows.combine_chunks().to_batches()]
+def _aligned(rows: pa.Table, rules: RowRules, columns: Sequence[str]) -> pa.Table:
+    schema = pa.schema([rules.log_schema.field(name) for name in columns])
+    names = rules.names_in(rows.schema)
+    then = [names.get(rules.field_ids[rules.schema.get_field_index(name)]) for name in columns]
+    if all(name is not None and rows.schema.get_field_index(name) >= 0 for name in then):
+        same = rows.select(then)
+        if same.schema.types == schema.types:
+            return pa.Table.from_arrays(same.columns, schema=schema)
+    batches = [as_now(batch, names, rules, columns) for batch in rows.combine_chunks().to_batches()]
     return pa.Table.from_batches([pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in batches], schema)
 
 

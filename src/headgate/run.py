@@ -1,7 +1,7 @@
 """Runs: what MemTables become, and what reads find below them.
 
-Owns: turning puts into the rows of a run (newest per key, sorted, tombstones), writing them,
-and opening what is there. Does not own: when (flush), which of several runs' rows count (query).
+Owns: reading a run by offset, whatever its slices. Does not own: what goes into a run (keys,
+flush, compaction), which of several runs' rows count (query).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.columnar import Columnar, Slice
@@ -18,10 +20,15 @@ from headgate.manifest.model import RunRecord
 DELETED = "__headgate_deleted"
 """The column that marks tombstones, in runs that have any."""
 
+Offsets = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run of a manifest, open for reading. Its slices follow each other by key; offsets count through all of them."""
+    """A run of a manifest, open for reading. Its slices follow each other by key; offsets count through all of them.
+
+    Columns are named as they are in the files; tombstones are rows like others.
+    """
 
     record: RunRecord
     columnar: Columnar
@@ -30,7 +37,7 @@ class OpenRun:
     def rows(self) -> int:
         return self.record.rows
 
-    @property
+    @cached_property
     def names(self) -> dict[int, str]:
         """What its columns are called in the files, by field id."""
         return dict(self.record.fields)
@@ -40,7 +47,45 @@ class OpenRun:
         """Opened on first use. Raises ObjectMissingError."""
         return [self.columnar.open(part.path) for part in self.record.slices]
 
-    def scan(self, columns: Sequence[str], *, batch_rows: int = 1 << 16) -> Iterator[pa.RecordBatch]:
-        """All rows in order, tombstones included; ``columns`` by their names in the files."""
-        for part in self.slices:
-            yield from part.scan(columns, batch_rows=batch_rows)
+    @cached_property
+    def starts(self) -> Offsets:
+        """The offset of each slice's first row, and of the row after the last."""
+        return np.cumsum([0, *(part.rows for part in self.record.slices)])
+
+    @property
+    def schema(self) -> pa.Schema:
+        """As it was written; tombstones' mark included."""
+        return self.slices[0].schema if self.slices else pa.schema([])
+
+    def scan(
+        self, columns: Sequence[str], *, start: int = 0, stop: int | None = None, batch_rows: int = 1 << 16
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows ``start`` to ``stop - 1``, in order."""
+        end = self.rows if stop is None else min(stop, self.rows)
+        for number, part in enumerate(self.slices):
+            first = int(self.starts[number])
+            low, high = max(start - first, 0), min(end - first, part.num_rows)
+            if low < high:
+                yield from part.scan(columns, start=low, stop=high, batch_rows=batch_rows)
+
+    def matching(self, filter: str, columns: Sequence[str]) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
+        """The rows for which a SQL expression over the files' columns is true, with their offsets, in order."""
+        for number, part in enumerate(self.slices):
+            first = self.starts[number]
+            for offsets, batch in part.matching(filter, columns):
+                yield offsets + first, batch
+
+    def take(self, offsets: Offsets, columns: Sequence[str]) -> pa.RecordBatch:
+        """The rows at these offsets, in the order asked for. At least one column."""
+        if len(self.slices) == 1:
+            return self.slices[0].take(offsets, columns)
+        which = np.searchsorted(self.starts, offsets, side="right") - 1
+        parts = []
+        for number in np.unique(which):
+            chosen = np.flatnonzero(which == number)
+            parts.append((chosen, self.slices[number].take(offsets[chosen] - self.starts[number], columns)))
+        if not parts:
+            return pa.RecordBatch.from_pylist([], schema=pa.schema([self.schema.field(name) for name in columns]))
+        back = np.argsort(np.concatenate([chosen for chosen, _ in parts]))
+        table = pa.Table.from_batches([rows for _, rows in parts]).combine_chunks()
+        return table.take(pa.array(back)).combine_chunks().to_batches()[0]

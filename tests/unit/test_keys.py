@@ -78,7 +78,8 @@ def tables(draw: st.DrawFn) -> tuple[RowRules, list[tuple[str, list[tuple[Any, .
 @given(tables())
 def test_puts_come_to_the_newest_row_of_each_key_in_key_order_for_every_type_of_key(case: Any) -> None:
     rules, ops = case
-    puts, model, number = [], {}, 0
+    puts, number = [], 0
+    model: dict[tuple[Any, ...], int | None] = {}
     for op, keys in ops:
         if op == "delete":
             puts.append(delete(rules, keys))
