@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headgate.columnar import Columnar
-from headgate.errors import CommitConflictError
-from headgate.manifest.model import ChainPoint, RunRecord, ShardManifest
+from headgate.errors import CommitConflictError, NotFoundError, ObjectMissingError, SnapshotExpiredError
+from headgate.manifest.model import ChainPoint, CheckpointRecord, RunRecord, ShardManifest
 from headgate.memtable import Fresh, MemTable
 from headgate.run import OpenRun
 from headgate.schema import RowRules
@@ -30,13 +30,14 @@ from headgate.wal.loss import evidence_of_loss
 from headgate.wal.reader import ChainReader
 
 _RESTARTS_MAX = 64
+_PINNED_MAX = 4
 
 
 class RunCache:
     """Open runs, and what reads have learnt of them. One per reader or writer of a shard."""
 
     def __init__(self, columnar: Columnar) -> None:
-        self._columnar = columnar
+        self.columnar = columnar
         self._open: dict[str, OpenRun] = {}
         self.masks: Any = None
         """For query: what it knows of the runs as they were last seen; replaced as a whole."""
@@ -44,7 +45,7 @@ class RunCache:
     def open(self, records: tuple[RunRecord, ...]) -> tuple[OpenRun, ...]:
         """The same objects for the same runs as before; those that are no longer named are let go."""
         known = self._open
-        runs = {record.id: known.get(record.id) or OpenRun(record, self._columnar) for record in records}
+        runs = {record.id: known.get(record.id) or OpenRun(record, self.columnar) for record in records}
         self._open = runs
         return tuple(runs.values())
 
@@ -64,6 +65,14 @@ class ReadView:
     cache: RunCache = field(repr=False, kw_only=True)
     version: int = field(default=0, kw_only=True)
     """The manifest it was made from."""
+
+
+def find_checkpoint(manifest: ShardManifest, at: str) -> tuple[str, CheckpointRecord] | None:
+    """A checkpoint by its id, or by its name."""
+    record = manifest.checkpoints.get(at)
+    if record is not None:
+        return at, record
+    return next(((id, record) for id, record in manifest.checkpoints.items() if record.name == at), None)
 
 
 class _Tail:
@@ -110,13 +119,20 @@ class ShardReader:
         self._returned = log.clock.condition(self._lock)
         self._taken = False  # one thread at a time extends the tail; no lock is held while it reads
         self._tail: _Tail | None = None
+        self._pinned: dict[str, ReadView] = {}
 
-    def view(self) -> ReadView:
+    def view(self, at: str | None = None) -> ReadView:
         """The shard as of now: every row that was durable when this was called, and perhaps later ones.
+
+        Args:
+            at: the id or name of a checkpoint: the shard as of then.
 
         Raises:
             DataLossError: an entry of the log is missing or damaged.
+            NotFoundError: there is no such checkpoint.
         """
+        if at is not None:
+            return self._view_at(at)
         with self._lock:
             while self._taken:
                 self._returned.wait()
@@ -129,6 +145,47 @@ class ShardReader:
                 self._taken = False
                 self._returned.notify()
         return ReadView(self._log.shard, self._rules(), runs, fresh, cache=self.cache, version=manifest.version)
+
+    def _view_at(self, at: str) -> ReadView:
+        """What a checkpoint pins: the runs of the version that added it, and the log up to where it was then."""
+        log = self._log
+        found = find_checkpoint(log.manifests.load(), at)
+        if found is None:
+            self._pinned.clear()
+            raise NotFoundError(f"shard {log.shard} has no checkpoint {at!r}", hint="see table.checkpoints(); leases expire")
+        id, record = found
+        known = self._pinned.get(id)
+        if known is None:
+            try:
+                manifest = log.manifests.at(record.version)
+                memtable = self._pinned_tail(manifest, record)
+            except ObjectMissingError as error:
+                if find_checkpoint(log.manifests.load(), id) is None:
+                    raise SnapshotExpiredError(
+                        f"checkpoint {at!r} expired while it was read", hint="take another one, with a longer lease"
+                    ) from error
+                raise
+            cache = RunCache(self.cache.columnar)
+            runs = cache.open(manifest.runs)
+            known = ReadView(log.shard, self._rules(), runs, (memtable.view(),), cache=cache, version=manifest.version)
+            while len(self._pinned) >= _PINNED_MAX:
+                self._pinned.pop(next(iter(self._pinned)), None)
+            self._pinned[id] = known
+        return replace(known, rules=self._rules())
+
+    def _pinned_tail(self, manifest: ShardManifest, record: CheckpointRecord) -> MemTable:
+        """The entries that the checkpoint holds: none of them can be collected, so one that is missing was."""
+        log, tail = self._log, _Tail(manifest.wal.id, manifest.cursor)
+        reader = ChainReader(log.space(manifest), log.clock)
+        try:
+            while tail.end.position < record.end:
+                entry = reader.read(tail.end)
+                if entry is None:
+                    raise ObjectMissingError(f"position {tail.end.position} is missing", object=log.space(manifest).key(*tail.end))
+                tail.pass_over(entry)
+        finally:
+            reader.close()
+        return tail.memtable
 
     def _read(self) -> tuple[ShardManifest, tuple[Fresh, ...]]:
         log = self._log

@@ -10,18 +10,28 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal
 
 import pyarrow as pa
 
+from headgate.checkpoint import Checkpoint, check_lease, pin, with_checkpoint
 from headgate.clock import Thread
 from headgate.columnar import Columnar
 from headgate.config import ShardWriterConfig
-from headgate.errors import ClosedError, FencedError, HeadgateError, InvalidInputError, OutOfSequenceError
+from headgate.errors import (
+    ClosedError,
+    CommitConflictError,
+    FencedError,
+    HeadgateError,
+    InvalidInputError,
+    OutcomeUnknownError,
+    OutOfSequenceError,
+)
 from headgate.failpoint import failpoint
 from headgate.flush import Generations
-from headgate.manifest.model import ChainPoint, ProducerMark
+from headgate.manifest.model import ChainPoint, ProducerMark, ShardManifest
 from headgate.memtable import MemTableStats, unpinned
 from headgate.query.scan import Scan
 from headgate.schema import RowRules, as_now, ids_in
@@ -43,6 +53,7 @@ _RECORD_ENTRIES = 4096
 _PUT_BYTES_MAX = (1 << 31) - (1 << 20)
 _ACKS_KEPT_PER_PRODUCER = 1024
 _ABORT_SECONDS = 5.0
+_VIEWS_MAX = 64
 
 Freshness = Literal["durable", "memory"]
 
@@ -125,6 +136,8 @@ class ShardWriter:
         )
         self._producers = {name: _Producer(mark) for name, mark in claim.producers.items()}
         self._marks: dict[str, ProducerMark] = {}
+        self._cleanness: Literal["dirty", "deciding", "clean"] = "dirty"
+        self._cleanness_decided = self._clock.condition(self._pipeline.lock)
         self._closed = False
         if generations is not None:
             generations.start(claim, self._pipeline, lambda: self._marks)
@@ -240,7 +253,8 @@ class ShardWriter:
         order. A put refused for lack of room never came here, so its sequence is still free (A15).
         """
         name, sequence = put.producer, put.sequence
-        assert name is not None and sequence is not None
+        assert name is not None, "only counted puts come here"
+        assert sequence is not None, "only counted puts come here"
         known = self._producers.get(name)
         if known is None:
             known = _Producer(None)
@@ -284,6 +298,88 @@ class ShardWriter:
         self._pipeline.drain()
         if self._generations is not None:
             self._generations.flush()
+
+    def checkpoint(
+        self,
+        name: str | None = None,
+        scope: Literal["all", "durable"] = "all",
+        ttl: timedelta | float | None = None,
+        *,
+        id: str | None = None,
+    ) -> Checkpoint:
+        """Pin the shard as it is.
+
+        Args:
+            scope: "all": flush first, so that the checkpoint needs nothing of the log: when nothing was put meanwhile, the
+                WAL store may be wiped. "durable": pin what is durable, its part of the log included.
+            ttl: how long it stays; None: until it is dropped.
+        """
+        seconds = check_lease(name, ttl)
+        if scope not in ("all", "durable"):
+            raise InvalidInputError(f"scope is {scope!r}", hint='"all" or "durable"')
+        now, id = self._clock.now(), id or self._clock.token()
+        expires = None if seconds is None else now + seconds
+        if scope == "durable":
+            with self._pipeline.lock:
+                end = self._pipeline.acknowledged_position + 1
+            pin(self._log, id, name=name, created_at=now, expires_at=expires, end=end)
+            return Checkpoint(id, name, now, expires)
+        self._with_memtable('scope="all"')
+        self.flush()
+        failpoint("checkpoint.flushed")
+        with self._pipeline.lock:
+            quiet = self._pipeline.is_idle() and self._cleanness == "dirty"
+            if quiet:
+                # From here on whoever wants to send an entry waits until it is decided whether the log is clean.
+                self._cleanness, self._pipeline.before_persist = "deciding", self._unclean
+            tip = ChainPoint(self.epoch, self._pipeline.acknowledged_position + 1)
+        cleanness: Literal["dirty", "clean"] = "dirty"
+        try:
+
+            def add(manifest: ShardManifest) -> ShardManifest | None:
+                check_epoch(self._log, manifest, self.epoch)
+                # What was put since the flush stays in the log, past the cut: still replayed, and not part of this (K04).
+                end = manifest.cursor.position
+                pinned = with_checkpoint(self._log, manifest, id, name=name, created_at=now, expires_at=expires, end=end)
+                if pinned is None or not quiet or manifest.cursor != tip:
+                    return pinned
+                return pinned.but(wal=pinned.wal.but(clean_at=tip.position))
+
+            committed = self._log.manifests.commit(add)
+            cleanness = "clean" if committed.wal.clean_at is not None else "dirty"
+        except OutcomeUnknownError:
+            cleanness = "clean"  # it may be: then the next entry says first that it is not
+            raise
+        finally:
+            if quiet:
+                self._decide_cleanness(cleanness)
+        return Checkpoint(id, name, now, expires)
+
+    def _decide_cleanness(self, cleanness: Literal["dirty", "clean"]) -> None:
+        with self._pipeline.lock:
+            self._cleanness = cleanness
+            if cleanness == "dirty":
+                self._pipeline.before_persist = None
+            self._cleanness_decided.notify_all()
+
+    def _unclean(self) -> None:
+        """Before an entry is sent: the manifest must no longer say that nothing in the log is needed (K03, K04)."""
+        with self._pipeline.lock:
+            while self._cleanness == "deciding":
+                self._cleanness_decided.wait()
+            if self._cleanness == "dirty":
+                return
+            self._cleanness = "deciding"
+        cleanness: Literal["dirty", "clean"] = "clean"
+        try:
+            self._log.manifests.commit(self._without_clean)
+            cleanness = "dirty"
+        finally:
+            self._decide_cleanness(cleanness)
+
+    def _without_clean(self, manifest: ShardManifest) -> ShardManifest | None:
+        check_epoch(self._log, manifest, self.epoch)
+        return None if manifest.wal.clean_at is None else manifest.but(wal=manifest.wal.but(clean_at=None))
 
     # -- looking
 
@@ -346,21 +442,29 @@ class ShardWriter:
         generations = self._with_memtable("a view")
         if freshness not in ("durable", "memory"):
             raise InvalidInputError(f"freshness is {freshness!r}", hint='"durable" or "memory"')
-        # The MemTables first, the manifest after: a flush in between shows in both, and the cursor tells (R07, R08).
-        with generations.lock:
-            if self._pipeline.failure is not None:
-                raise self._pipeline.failure
-            fresh = generations.views()
-            pending = tuple(self._pipeline.pending()) if freshness == "memory" else ()
-        if self._closed:
-            raise ClosedError(f"the writer of shard {self.shard} is closed", hint="read the table instead")
-        failpoint("view.memory")
-        manifest = self._log.manifests.load()
-        check_epoch(self._log, manifest, self.epoch)
         assert self._runs is not None
-        runs = self._runs.open(manifest.runs)
-        fresh = tuple(part for part in fresh if part.count and part.memtable.end.position > manifest.cursor.position)
-        return ReadView(self.shard, self._rules, runs, fresh, pending, cache=self._runs, version=manifest.version)
+        for _ in range(_VIEWS_MAX):
+            # The MemTables first, the manifest after: a flush in between shows in both, and the cursor tells (R07, R08).
+            with generations.lock:
+                if self._pipeline.failure is not None:
+                    raise self._pipeline.failure
+                fresh = generations.views()
+                pending = tuple(self._pipeline.pending()) if freshness == "memory" else ()
+                acknowledged = self._pipeline.acknowledged_position
+            if self._closed:
+                raise ClosedError(f"the writer of shard {self.shard} is closed", hint="read the table instead")
+            failpoint("view.memory")
+            manifest = self._log.manifests.load()
+            check_epoch(self._log, manifest, self.epoch)
+            cursor = manifest.cursor.position
+            if pending and cursor > acknowledged + 1:
+                continue  # what was pending may be in a run by now, and below something newer
+            runs = self._runs.open(manifest.runs)
+            fresh = tuple(part for part in fresh if part.count and part.memtable.end.position > cursor)
+            return ReadView(self.shard, self._rules, runs, fresh, pending, cache=self._runs, version=manifest.version)
+        raise CommitConflictError(
+            f"shard {self.shard} flushes faster than it can be read", hint='try again, or read with freshness="durable"'
+        )
 
     def scan(
         self,
@@ -419,9 +523,9 @@ class ShardWriter:
         with pipeline.lock:
             acknowledged = ChainPoint(self.epoch, pipeline.acknowledged_position + 1)
             marks = dict(self._marks)
-        self._writer.commit_progress(
-            acknowledged, marks, resume=self._generations is None, clean=clean, retention_seconds=self._config.producer_retention.total_seconds()
-        )
+        retention = self._config.producer_retention.total_seconds()
+        wal_only = self._generations is None
+        self._writer.commit_progress(acknowledged, marks, resume=wal_only, clean=clean, retention_seconds=retention)
         self._recorded = acknowledged.position
 
     def _stop_keeper(self, seconds: float | None) -> None:

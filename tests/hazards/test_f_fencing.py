@@ -497,7 +497,6 @@ def test_f08_an_idle_writer_learns_of_its_successor_from_its_next_record(bench: 
 def refusals() -> dict[str, Callable[[Any], Any]]:
     wal_only = {"enable_memtable": False}
     return {
-        "memtable mode": lambda b: b.shard.writer(),
         "quarantine in WAL-only mode": lambda b: b.shard.writer(hg.ShardWriterConfig(**wal_only, on_bad_rows="quarantine")),
         "indexes in WAL-only mode": lambda b: b.shard.writer(hg.ShardWriterConfig(**wal_only, index_configs=["x"])),
         "an inflight of 0": lambda b: b.shard.writer(hg.ShardWriterConfig(**wal_only, max_inflight=0)),

@@ -103,6 +103,14 @@ class ManifestChain(Generic[AnyManifest]):
             raise CorruptEntryError(f"{key} holds a manifest of {found.folder}", object=key)
         return found
 
+    def at(self, version: int) -> AnyManifest:
+        """One version, which something pins.
+
+        Raises:
+            ObjectMissingError: it was collected.
+        """
+        return self._read(version)
+
     def _remember(self, found: AnyManifest) -> None:
         if self._latest is None or found.version > self._latest.version:
             self._latest = found

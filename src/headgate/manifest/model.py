@@ -166,6 +166,28 @@ class Hold(Record):
     position: int
 
 
+class CheckpointRecord(Hold):
+    """A pin on one version of a manifest: its runs, and the log from ``position`` (its cursor) to ``end``."""
+
+    end: int = 0
+    """Past the last position that belongs to it. Equal to ``position``: nothing of the log is needed."""
+    version: int = 0
+    """The manifest version that added it."""
+    name: str | None = None
+    created_at: float = 0.0
+    expires_at: float | None = None
+    """None: it stays until it is dropped."""
+    clone: str | None = None
+    """The URI of the clone that it stands for."""
+
+
+class AttemptRecord(Record):
+    """Files are being written under this id, and must not be taken for garbage before the lease is over."""
+
+    owner: str
+    expires_at: float
+
+
 class SliceRecord(Record):
     """One immutable set of columnar files: part of a run, or all of it."""
 
@@ -201,6 +223,15 @@ class RunRecord(Record):
         return sum(part.bytes for part in self.slices)
 
 
+class ReplacedRun(Record):
+    """A run that no read begins with any more."""
+
+    id: str
+    replaced_at: float
+    slices: tuple[SliceRecord, ...]
+    """Those that nothing names any more; a slice may go on in the run that replaced this one."""
+
+
 class ShardManifest(Manifest):
     """The state of one shard."""
 
@@ -222,10 +253,13 @@ class ShardManifest(Manifest):
     """WAL-only mode: the chain is known whole up to here, with ``producers`` as of then."""
     producers: dict[str, ProducerMark] = {}
     consumers: dict[str, Hold] = {}
-    checkpoints: dict[str, Hold] = {}
+    checkpoints: dict[str, CheckpointRecord] = {}
+    attempts: dict[str, AttemptRecord] = {}
     next_generation: int = 1
     runs: tuple[RunRecord, ...] = ()
     """Oldest first; together they hold every row before the cursor."""
+    replaced: tuple[ReplacedRun, ...] = ()
+    """Runs that a compaction has merged into others; their files are there until collection has taken them."""
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
@@ -286,7 +320,7 @@ class ShardManifest(Manifest):
         """No data entry at or above this position may be collected."""
         holds = [self.cursor.position]
         holds += [hold.position for hold in self.consumers.values()]
-        holds += [hold.position for hold in self.checkpoints.values()]
+        holds += [hold.position for hold in self.checkpoints.values() if hold.end > hold.position or not hold.version]
         return min(holds)
 
 
@@ -340,6 +374,8 @@ class TableManifest(Manifest):
     indexes: tuple[AnyIndex, ...] = ()
     sharding: ShardingRule = ShardingRule()
     shards: tuple[str, ...]
+    shard_values: dict[str, str | None] = {}
+    """Identity sharding: the value that each shard is for, as ``sharding.identity_values`` spells it."""
     wal_id: str
     wal_uri: str | None = None
     state: Literal["creating", "active", "dropped"] = "creating"

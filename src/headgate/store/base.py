@@ -76,6 +76,9 @@ class Store(ABC):
         no such state.
         """
 
+    def prune(self, prefix: str) -> None:  # noqa: B027  # most stores have no folders
+        """Remove what is left below ``prefix`` when all its objects are deleted: empty folders."""
+
 
 def sized(data: Data) -> int:
     """Length in bytes, for bytes and memoryviews alike."""

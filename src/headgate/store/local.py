@@ -232,6 +232,13 @@ class LocalStore(Store):
         if failed:
             raise DeleteIncompleteError(list(failed), next(iter(failed.values())))
 
+    def prune(self, prefix: str) -> None:
+        for folder, _, _ in os.walk(self._path(prefix).rstrip("/"), topdown=False):
+            try:
+                os.rmdir(folder)
+            except OSError:
+                continue  # not empty, or somebody else was faster
+
 
 def sync_tree(folder: str, *, above: str) -> None:
     """Sync every file and folder below ``folder``, and the folders from it up to ``above``.

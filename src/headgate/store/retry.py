@@ -87,3 +87,6 @@ class RetryingStore(Store):
 
     def settle(self, prefix: str) -> None:
         self.inner.settle(prefix)
+
+    def prune(self, prefix: str) -> None:
+        self.inner.prune(prefix)

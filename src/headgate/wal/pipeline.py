@@ -135,6 +135,8 @@ class Pipeline:
         self._retained_bytes = 0  # acknowledged, and still held
         self._reserved_bytes = 0  # promised to puts that will come
         self._crowded = False
+        self.before_persist: Callable[[], None] | None = None
+        """Called, without the lock, before an entry is sent, while it is set."""
         self._accepted = 0
         self._next = writer.claim.first.position
         self._acked = self._next - 1
@@ -392,6 +394,8 @@ class Pipeline:
                 puts = [item.put for item in flight.items]
                 flight.body = self._writer.encode(flight.position, self._acked, flight.items[0].schema, puts, flight.size)
             failpoint("pipeline.encoded")
+            if self.before_persist is not None:
+                self.before_persist()
             self._writer.persist(flight.position, flight.body)
             flight.written = True
             failpoint("pipeline.persisted")
@@ -538,6 +542,10 @@ class Pipeline:
     def held_bytes(self) -> int:
         """Everything that counts against the limit."""
         return self._unacknowledged_bytes + self._flying_bytes + self._retained_bytes + self._reserved_bytes
+
+    def is_idle(self) -> bool:
+        """Under the lock: nothing queued, nothing under way."""
+        return not self._queue and not self._flights
 
     def pending(self) -> list[Put]:
         """Under the lock: what was accepted and is not acknowledged, in order."""

@@ -1,0 +1,130 @@
+"""Checkpoints: a named pin on what a shard is now.
+
+Owns: adding, refreshing and dropping pins. Does not own: what they hold back (gc, collect), how
+they are read (view).
+
+A checkpoint pins the very version of the manifest that adds it, so there is no moment between
+looking and pinning in which something it names could be collected. Of the log it holds what lies
+between that version's cursor and the tip that was read before; with everything flushed that is
+nothing at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from headgate.errors import AlreadyExistsError, InvalidInputError, NotFoundError
+from headgate.manifest.model import CheckpointRecord, ShardManifest
+from headgate.view import find_checkpoint
+from headgate.wal.log import ShardLog
+from headgate.wal.tip import find_tip
+
+NAME_CHARACTERS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint over all shards of a table. Times are seconds since 1970."""
+
+    id: str
+    name: str | None
+    created: float
+    expires: float | None
+    """None: until it is dropped."""
+    complete: bool = True
+    """False: some shards have it not, because it was cut short, dropped in part or has expired there."""
+    clone: str | None = None
+    """The URI of a clone that needs it."""
+
+
+def check_lease(name: str | None, ttl: timedelta | float | None) -> float | None:
+    """The seconds of a lease; refuses what is none."""
+    if name is not None and (not isinstance(name, str) or not name.strip() or len(name) > NAME_CHARACTERS_MAX):
+        raise InvalidInputError(f"the checkpoint's name is {name!r}", hint=f"1 to {NAME_CHARACTERS_MAX} characters, or None")
+    if ttl is None:
+        return None
+    seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e10:
+        raise InvalidInputError(f"the lease is {ttl!r}", hint="a timedelta, seconds, or None to keep it until it is dropped")
+    return float(seconds)
+
+
+def pin(log: ShardLog, id: str, *, name: str | None, created_at: float, expires_at: float | None, end: int | None = None) -> ShardManifest:
+    """Pin what is durable now in one shard. Can be repeated.
+
+    Args:
+        end: past the last position that belongs to it; None: the tip as of now.
+    """
+    if end is None:
+        end = find_tip(log)[1].position
+
+    def add(manifest: ShardManifest) -> ShardManifest | None:
+        return with_checkpoint(log, manifest, id, name=name, created_at=created_at, expires_at=expires_at, end=end)
+
+    return log.manifests.commit(add)
+
+
+def with_checkpoint(
+    log: ShardLog, manifest: ShardManifest, id: str, *, name: str | None, created_at: float, expires_at: float | None, end: int
+) -> ShardManifest | None:
+    """The manifest with one checkpoint more, of the version that it becomes."""
+    if id in manifest.checkpoints:
+        return None
+    if name is not None and find_checkpoint(manifest, name) is not None:
+        raise AlreadyExistsError(f"shard {log.shard} has a checkpoint {name!r}", hint="drop it first, or choose another name")
+    cursor = manifest.cursor.position
+    record = CheckpointRecord(
+        position=cursor, end=max(cursor, end), version=manifest.version + 1, name=name, created_at=created_at, expires_at=expires_at
+    )
+    return manifest.but(checkpoints={**manifest.checkpoints, id: record})
+
+
+def refresh(log: ShardLog, id: str, expires_at: float | None) -> None:
+    """Another end for a lease. Refused once it is gone: what it held may be collected by now."""
+
+    def change(manifest: ShardManifest) -> ShardManifest:
+        found = find_checkpoint(manifest, id)
+        if found is None:
+            raise NotFoundError(
+                f"shard {log.shard} has no checkpoint {id!r}", hint="it was dropped, or its lease is over; take another one"
+            )
+        return manifest.but(checkpoints={**manifest.checkpoints, found[0]: found[1].but(expires_at=expires_at)})
+
+    log.manifests.commit(change)
+
+
+def unpin(log: ShardLog, id: str) -> bool:
+    """Drop a checkpoint. False: this shard has it not (any more)."""
+    was_there = False
+
+    def change(manifest: ShardManifest) -> ShardManifest | None:
+        nonlocal was_there
+        found = find_checkpoint(manifest, id)
+        if found is None:
+            return None
+        if found[1].clone is not None:
+            raise InvalidInputError(
+                f"checkpoint {id!r} holds what the clone at {found[1].clone} reads", hint="detach or drop the clone, which drops it"
+            )
+        was_there = True
+        return manifest.but(checkpoints={other: record for other, record in manifest.checkpoints.items() if other != found[0]})
+
+    log.manifests.commit(change)
+    return was_there
+
+
+def listed(manifests: Sequence[ShardManifest]) -> list[Checkpoint]:
+    """The checkpoints of a table, oldest first."""
+    found: dict[str, list[CheckpointRecord]] = {}
+    for manifest in manifests:
+        for id, record in manifest.checkpoints.items():
+            found.setdefault(id, []).append(record)
+    return sorted(
+        (
+            Checkpoint(id, rows[0].name, rows[0].created_at, rows[0].expires_at, len(rows) == len(manifests), rows[0].clone)
+            for id, rows in found.items()
+        ),
+        key=lambda checkpoint: (checkpoint.created, checkpoint.id),
+    )

@@ -1,0 +1,175 @@
+"""Garbage collection: deleting what nothing can need any more.
+
+Owns: what may go, and the order in which it goes. Does not own: entries of the log (collect).
+
+Three steps, and their order is the argument: (1) LIST; (2) ONE commit, which takes out leases that
+are over and raises floors; (3) delete, of what was listed, only what that committed version does
+not name and nothing can come to name. Looking at the manifest first and listing after deletes
+what was committed in between.
+
+What can nothing come to name? The files of a flush whose number is below ``next_generation``: its
+turn is over. The files of an attempt that is not registered: whoever wrote them will find it gone
+when he commits. A replaced run, once its record is out of the manifest: reads that began before
+hold no claim on it (they raise SnapshotExpiredError), checkpoints and clones pin versions that
+name it. No clock decides about safety: ``min_age`` is for the comfort of readers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from headgate.errors import ObjectMissingError
+from headgate.failpoint import failpoint
+from headgate.manifest.model import ShardManifest
+from headgate.store import ObjectInfo, Store
+from headgate.wal.collect import collect_entries
+from headgate.wal.log import ShardLog
+
+LEASE_GRACE_SECONDS = 60.0
+"""How long past its end a lease is honoured, because clocks differ."""
+_DELETES_AT_ONCE = 1000
+_FLUSH = re.compile(r"g(\d{10})-[0-9a-z]{26}")
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """What was deleted, or would be."""
+
+    dry_run: bool
+    objects: dict[str, int]
+    """By kind: entry, run, orphan, manifest."""
+    bytes: dict[str, int]
+    held: dict[str, int] = field(default_factory=dict)
+    """What would be garbage, if it were not held: objects, by what holds them."""
+    leases_ended: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, parts: Iterable[GcReport], *, dry_run: bool) -> GcReport:
+        objects, sizes, held = Counter[str](), Counter[str](), Counter[str]()
+        ended: list[str] = []
+        for part in parts:
+            objects.update(part.objects)
+            sizes.update(part.bytes)
+            held.update(part.held)
+            ended += part.leases_ended
+        return cls(dry_run, dict(objects), dict(sizes), dict(held), tuple(ended))
+
+
+def collect_shard(log: ShardLog, table_store: Store, *, dry_run: bool, min_age: float, sweep: bool = False) -> GcReport:
+    """Collect one shard. Safe at any moment, beside anything, however often it is interrupted."""
+    now = log.clock.now()
+    folder = f"shards/{log.shard}-{log.table_id}/runs/"
+
+    # 1. List, before the commit: what comes into being after it is not in the list.
+    files = list(table_store.list(folder))
+    failpoint("gc.listed")
+
+    # 2. One commit. Its manifest is the one whose word counts.
+    ended: list[str] = []
+    freed: list[str] = []
+
+    def end_leases(manifest: ShardManifest) -> ShardManifest | None:
+        ended[:] = [f"checkpoint {id}" for id, c in manifest.checkpoints.items() if _is_over(c.expires_at, now)]
+        ended.extend(f"attempt {id}" for id, a in manifest.attempts.items() if _is_over(a.expires_at, now))
+        freed[:] = [run.id for run in manifest.replaced if run.replaced_at + min_age <= now]
+        changed = manifest.but(
+            checkpoints={id: c for id, c in manifest.checkpoints.items() if not _is_over(c.expires_at, now)},
+            attempts={id: a for id, a in manifest.attempts.items() if not _is_over(a.expires_at, now)},
+            replaced=tuple(run for run in manifest.replaced if run.id not in freed),
+        )
+        return None if changed == manifest else changed
+
+    committed: ShardManifest | None
+    if dry_run:
+        manifest = log.manifests.load()
+        committed = end_leases(manifest) or manifest
+    else:
+        committed = log.manifests.commit(end_leases)
+    failpoint("gc.committed")
+
+    # 3. Delete what it does not name, and nothing can come to name.
+    pinned = _pinned_versions(log, committed)
+    objects, sizes, held = Counter[str](), Counter[str](), Counter[str]()
+    dead: list[str] = []
+    named = {_attempt_of(part.path): "the latest manifest" for run in committed.runs for part in run.slices}
+    named.update({_attempt_of(part.path): "min_age" for run in committed.replaced for part in run.slices})
+    for version in pinned.values():
+        for run in version.runs:
+            for part in run.slices:
+                named.setdefault(_attempt_of(part.path), "a checkpoint")
+    for info in files:
+        attempt = info.key[len(folder) :].split("/", 1)[0]
+        holder = named.get(attempt) or _still_written(attempt, committed) or ("min_age" if info.modified + min_age > now else None)
+        kind = "run" if attempt in freed else "orphan"
+        if attempt in freed and holder == "min_age" and attempt not in named:
+            holder = None  # its age counts from when it was replaced
+        if holder is None:
+            objects[kind] += 1
+            sizes[kind] += info.size_bytes
+            dead.append(info.key)
+        elif holder != "the latest manifest":
+            held[holder] += 1
+    manifests = list(_old_manifests(log, table_store, committed, set(pinned), now, min_age))
+    objects["manifest"] += len(manifests)
+    sizes["manifest"] += sum(info.size_bytes for info in manifests)
+    if not dry_run:
+        _delete(table_store, dead)
+        for attempt in {key[len(folder) :].split("/", 1)[0] for key in dead}:
+            table_store.prune(f"{folder}{attempt}/")
+        failpoint("gc.runs")
+        _delete(table_store, [info.key for info in manifests])
+        failpoint("gc.manifests")
+    entries = collect_entries(log, dry_run=dry_run, sweep=sweep)
+    objects["entry"] += entries.entries
+    sizes["entry"] += entries.bytes
+    return GcReport(dry_run, +objects, +sizes, +held, tuple(ended))
+
+
+def _is_over(expires_at: float | None, now: float) -> bool:
+    return expires_at is not None and expires_at + LEASE_GRACE_SECONDS < now
+
+
+def _attempt_of(path: str) -> str:
+    """``shards/<shard>/runs/<attempt>/<slice>``: the attempt."""
+    return path.split("/")[3]
+
+
+def _still_written(attempt: str, manifest: ShardManifest) -> str | None:
+    """May somebody still commit the files of this attempt?"""
+    flush = _FLUSH.fullmatch(attempt)
+    if flush is not None:
+        return None if int(flush.group(1)) < manifest.next_generation else "a flush"
+    return "an attempt" if attempt.rsplit("-", 1)[0] in manifest.attempts else None
+
+
+def _pinned_versions(log: ShardLog, manifest: ShardManifest) -> dict[int, ShardManifest]:
+    """What checkpoints pin, read: their runs stay."""
+    found: dict[int, ShardManifest] = {}
+    for record in manifest.checkpoints.values():
+        if record.version and record.version not in found:
+            found[record.version] = manifest if record.version == manifest.version else log.manifests.at(record.version)
+    return found
+
+
+def _old_manifests(
+    log: ShardLog, store: Store, manifest: ShardManifest, pinned: set[int], now: float, min_age: float
+) -> Iterable[ObjectInfo]:
+    """Versions before the committed one that nothing pins."""
+    latest = log.manifests.key(manifest.version)
+    keep = {log.manifests.key(version) for version in pinned}
+    for info in store.list(log.manifests.folder):
+        if info.key >= latest:
+            return
+        if info.key not in keep and info.modified + min_age <= now:
+            yield info
+
+
+def _delete(store: Store, keys: list[str]) -> None:
+    for start in range(0, len(keys), _DELETES_AT_ONCE):
+        try:
+            store.delete(keys[start : start + _DELETES_AT_ONCE])
+        except ObjectMissingError:
+            continue  # somebody else collects too
