@@ -1,7 +1,7 @@
 """How rows find their shard.
 
 Owns: the rules, the hash behind ``bucket``, the names behind ``identity``, taking a batch apart.
-Does not own: the shards themselves, making one for a new value (identity).
+Does not own: the shards themselves, making one for a new value (new_shards).
 
 The hash and the names are part of the format: the same value lands in the same shard in every
 version, on every machine (docs/format.md has test vectors). The hash is 64 bits wide; n buckets

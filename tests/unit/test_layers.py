@@ -29,7 +29,7 @@ ORDER = [
     "flush",
     "writer",
     "shard",
-    "identity",
+    ("new_shards", "table_ack"),
     "table_writer",
     "life",
     "table",

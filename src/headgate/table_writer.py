@@ -1,0 +1,427 @@
+"""TableWriter: many shards as one, for writing.
+
+Owns: routing rows to shards, one Ack over several, producers' sequences over all shards, bad rows.
+Does not own: what happens inside a shard (writer), which shard a row belongs to (sharding).
+
+A put is atomic in each shard, not across shards. It goes in three steps:
+  1. everything that can be refused is: rows, shards that are not held, sequences;
+  2. room is reserved in every shard, in the order of their names, so two puts never wait for each other;
+  3. the shards get their rows. Nothing blocks or is refused here; a shard that fails says so in the Ack.
+So a put that is refused has left nothing anywhere, and its sequence is free.
+
+Producers. A shard remembers the highest sequence it has of a producer, and answers a lower one with
+"I have it". That is true only if the sequences of a producer come to every shard in order, and this
+is where they are kept in order:
+  · within a writer each is one more than the one before, or one that was sent already;
+  · t0 sequence 5 fails in shard B, whose writer is dead · t1 the next writer gets 6 first, and B gets
+    rows of it · t2 then it gets 5. B would say that it has it. Here it is refused, loudly.
+A shard sees gaps where a sequence had no rows for it; that is as it should be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from headgate.clock import Clock, map_ordered
+from headgate.config import ShardWriterConfig
+from headgate.errors import (
+    BackpressureTimeoutError,
+    ClosedError,
+    HeadgateError,
+    InvalidInputError,
+    NotFoundError,
+    OutOfSequenceError,
+    SchemaMismatchError,
+)
+from headgate.failpoint import failpoint
+from headgate.manifest.model import ShardingRule
+from headgate.new_shards import add_shards
+from headgate.quarantine import Quarantine, split_bad
+from headgate.schema import RowRules, one_batch
+from headgate.shard import Places, Shard
+from headgate.sharding import Part, split_rows
+from headgate.table_ack import TableAck, failure
+from headgate.wal.ack import Ack
+from headgate.wal.entry import Op
+from headgate.watch import SchemaWatch
+from headgate.writer import ShardWriter, checked_sequence
+
+_AT_ONCE = 16
+_ACKS_KEPT_PER_PRODUCER = 1024
+
+
+def _no_room(whose: str, timeout: float | None) -> BackpressureTimeoutError:
+    return BackpressureTimeoutError(
+        f"{whose}: no room for the put within {timeout} s, with others before it; nothing was accepted",
+        hint="slow down, or raise max_unflushed_memtable_bytes or put_timeout",
+    )
+
+
+class _Turns:
+    """One at a time for each name. No lock is held meanwhile, so whoever has a turn may wait and talk to the store."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = clock.lock()
+        self._given_back = clock.condition(self._lock)
+        self._taken: set[str] = set()
+        self._waiting = 0
+
+    @contextmanager
+    def turn(self, name: str, timeout: float | None = None) -> Iterator[None]:
+        with self._lock:
+            deadline = None if timeout is None else self._clock.monotonic() + timeout
+            self._waiting += 1
+            try:
+                while name in self._taken:
+                    left = None if deadline is None else deadline - self._clock.monotonic()
+                    if left is not None and left <= 0:
+                        raise _no_room(f"producer {name!r}", timeout)
+                    self._given_back.wait(left)
+            finally:
+                self._waiting -= 1
+            self._taken.add(name)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._taken.discard(name)
+                if self._waiting:
+                    self._given_back.notify_all()
+
+
+class _Producer:
+    """What this writer took from one producer: ``first`` to ``last``, without a gap."""
+
+    __slots__ = ("acks", "before", "first", "last")
+
+    def __init__(self) -> None:
+        self.first = self.last = -1
+        self.acks: OrderedDict[int, TableAck] = OrderedDict()
+        self.before: dict[str, int | None] = {}
+        """What each shard had of it before this writer's first."""
+
+    def take(self, sequence: int, ack: TableAck) -> None:
+        if self.last < 0:
+            self.first = sequence
+        self.last = max(self.last, sequence)
+        self.acks[sequence] = ack
+        while len(self.acks) > _ACKS_KEPT_PER_PRODUCER and next(iter(self.acks.values())).done():
+            self.acks.popitem(last=False)
+
+
+class TableWriter:
+    """Writes a table: routes every row to its shard. Opening it claims the shards and fences whoever wrote before.
+
+    Use as a context manager, sync or async. Safe for many threads. If a shard's writer is fenced or
+    poisoned, puts for that shard fail from then on; the others go on. Close it and open another.
+
+    Args:
+        watch: the table as it is now.
+        places: where the table is.
+        shards: hold these only; a row for another is refused. None: all of them. An identity-sharded
+            table may be given shards that are not there yet: they are made on first use.
+    """
+
+    def __init__(
+        self,
+        watch: SchemaWatch,
+        places: Places,
+        config: ShardWriterConfig | None = None,
+        shards: Sequence[str] | None = None,
+    ) -> None:
+        self._config = config = config or ShardWriterConfig()
+        self._watch, self._places, self._clock = watch, places, places.clock
+        # Bad rows are taken out here, and waiting is done here, once for all shards.
+        self._shard_config = replace(config, on_bad_rows="fail", durable_write=False)
+        self._quarantine: Quarantine | None = None
+        if config.on_bad_rows == "quarantine":
+            self._quarantine = Quarantine(places.table_store(fsync=config.fsync), self._clock)
+        watch.refresh()
+        manifest, rules = watch.seen
+        self._rule, self._routing = manifest.sharding, (rules, manifest.sharding)
+        self._column_id = _column_id(rules, manifest.sharding)
+        self._held = None if shards is None else _checked_shards(shards, manifest.shards, manifest.sharding)
+        self._turns, self._opening = _Turns(self._clock), _Turns(self._clock)
+        self._lock = self._clock.lock()
+        self._producers: dict[str, _Producer] = {}
+        self._writers: dict[str, ShardWriter] = {}
+        self._closed = False
+        self._open([name for name in manifest.shards if self._held is None or name in self._held])
+
+    @property
+    def writers(self) -> dict[str, ShardWriter]:
+        """The writers of the shards that are held, by shard id."""
+        return dict(self._writers)
+
+    @property
+    def quarantined_rows(self) -> int:
+        """How many rows this writer could not take and has put under ``quarantine/``."""
+        return self._quarantine.rows if self._quarantine is not None else 0
+
+    # -- writing
+
+    def put(self, data: Any, *, producer: str | None = None, sequence: int | None = None) -> TableAck:
+        """Upsert rows (append, on a table without a key), each into its shard. Returns at once; the Ack says when it is durable.
+
+        Args:
+            data: a RecordBatch, a Table, anything with ``__arrow_c_stream__`` or ``__arrow_c_array__``
+                (pandas, polars, …), or a list of dicts. Atomic in each shard, not across shards.
+            producer, sequence: makes retries safe, in every shard. Each sequence is one more than the one before;
+                one that was accepted before gets the Ack of its first copy. After a failure open another writer
+                and send all that was not acknowledged again, in order, the same rows under the same sequence.
+
+        Raises:
+            SchemaMismatchError, InvalidInputError: refused, nothing was accepted; among others because a row
+                belongs to a shard that this writer does not hold.
+            BackpressureTimeoutError: no room in a shard within ``put_timeout``, nothing was accepted in any.
+            FencedError, WriterPoisonedError, ClosedError: a shard's writer writes no more; nothing was accepted in any.
+        """
+        return self._submit("upsert", data, producer, sequence)
+
+    def delete(self, keys: Any, *, producer: str | None = None, sequence: int | None = None) -> TableAck:
+        """Delete rows by key, each in its shard: data with the key columns (others are ignored). Otherwise as ``put``."""
+        return self._submit("delete", keys, producer, sequence)
+
+    def _submit(self, op: Op, data: Any, producer: str | None, sequence: int | None) -> TableAck:
+        named = None if producer is None and sequence is None else checked_sequence(producer, sequence)
+        if self._closed:
+            raise ClosedError("the writer of the table is closed", hint="open another writer")
+        rules, rows, bad = self._fitted(op, data)
+        parts = split_rows(self._routed_by(rules), rows) if rows is not None else []
+        self._see_held(parts)
+        ack = self._place(parts, op, None, None, bad) if named is None else self._place_in_order(parts, op, *named, bad)
+        if self._config.durable_write:
+            ack.wait()
+        return ack
+
+    def _fitted(self, op: Op, data: Any) -> tuple[RowRules, pa.RecordBatch | None, pa.RecordBatch | None]:
+        """The rules that the rows keep to, those that do, and those that cannot be taken."""
+        if self._quarantine is None:
+            rules, rows = self._watch.upsert(data) if op == "upsert" else self._watch.delete(data)
+            return rules, rows, None
+        rules = self._watch.rules
+        if type(data) is not pa.RecordBatch and not isinstance(data, list | tuple):
+            data = one_batch(data, rules.schema if op == "upsert" else rules.key_schema)
+        try:
+            return rules, *split_bad(rules, data, op)
+        except SchemaMismatchError:
+            latest = self._watch.latest(force=True)
+            if latest is rules:
+                raise
+        return latest, *split_bad(latest, data, op)
+
+    def _routed_by(self, rules: RowRules) -> ShardingRule:
+        """The sharding rule, its column called as these rules call it."""
+        known, rule = self._routing
+        if known is not rules:
+            if self._column_id is not None:
+                rule = self._rule.but(column=rules.schema.names[rules.field_ids.index(self._column_id)])
+            self._routing = rules, rule
+        return rule
+
+    def _see_held(self, parts: Sequence[Part]) -> None:
+        """Every part's shard has a writer here, or none of them gets anything."""
+        absent = [part for part in parts if part.shard not in self._writers]
+        for part in absent:
+            if self._rule.kind != "identity" or (self._held is not None and part.shard not in self._held):
+                value = f" (of {part.value!r})" if self._rule.kind == "identity" else ""
+                raise InvalidInputError(
+                    f"a row belongs to shard {part.shard}{value}, which this writer does not hold",
+                    hint=f"it holds {', '.join(sorted(self._held or self._writers)) or 'none'}; put the row where that shard is written",
+                )
+        if not absent:
+            return
+        with self._opening.turn(""):
+            absent = [part for part in absent if part.shard not in self._writers]
+            add_shards(self._watch, self._places, {part.shard: part.value for part in absent})
+            self._open([part.shard for part in absent])
+
+    def _place_in_order(self, parts: Sequence[Part], op: Op, producer: str, sequence: int, bad: pa.RecordBatch | None) -> TableAck:
+        """One producer's puts go in one after another, so that none overtakes in any shard."""
+        with self._turns.turn(producer, self._config.put_timeout):
+            known = self._producers.get(producer) or _Producer()
+            if (first := known.acks.get(sequence)) is not None:
+                return first
+            self._check_order(known, parts, producer, sequence)
+            for part in parts:
+                if part.shard not in known.before:
+                    known.before[part.shard] = self._writers[part.shard].producer_sequence(producer)
+            ack = self._place(parts, op, producer, sequence, bad)
+            known.take(sequence, ack)
+            self._producers[producer] = known
+            return ack
+
+    def _check_order(self, known: _Producer, parts: Sequence[Part], producer: str, sequence: int) -> None:
+        if known.last < 0:
+            return  # the first that this writer hears of it: it may begin anywhere
+        if sequence > known.last + 1:
+            raise OutOfSequenceError(
+                f"producer {producer!r} sent sequence {sequence} after {known.last}",
+                hint=f"send {known.last + 1}: sequences follow each other, so that nothing overtakes",
+            )
+        if sequence >= known.first:
+            return
+        for part in parts:
+            before = known.before.get(part.shard, self._writers[part.shard].producer_sequence(producer))
+            if before is None or before < sequence:
+                raise OutOfSequenceError(
+                    f"producer {producer!r} sent sequence {sequence} after {known.first}, and shard {part.shard} never got it",
+                    hint="open another writer, and send all that was not acknowledged again, in order",
+                )
+
+    def _place(self, parts: Sequence[Part], op: Op, producer: str | None, sequence: int | None, bad: pa.RecordBatch | None) -> TableAck:
+        """Reserve room everywhere, keep the bad rows, then hand over the good ones."""
+        writers = self._writers
+        if len(parts) == 1 and bad is None:
+            shard, rows = parts[0].shard, parts[0].rows
+            try:
+                ack = writers[shard].put_rows(rows, op, producer, sequence, consecutive=False)
+            except HeadgateError as error:
+                raise failure({}, {shard: error}) from error
+            return TableAck({shard: ack}, self._clock)
+        acks: dict[str, Ack] = {}
+        timeout, start = self._config.put_timeout, self._clock.monotonic()
+        with ExitStack() as reserved:
+            sizes = [writers[part.shard].size_of(part.rows) for part in parts]
+            for part, size in zip(parts, sizes, strict=True):
+                try:
+                    if timeout and self._clock.monotonic() - start >= timeout:
+                        raise _no_room(f"shard {part.shard}", timeout)
+                    writers[part.shard].reserve(size)
+                except HeadgateError as error:
+                    raise failure({}, {part.shard: error}) from error
+                reserved.callback(self._release, part.shard, size, acks)
+            failpoint("table.reserved")
+            if bad is not None:
+                assert self._quarantine is not None
+                self._quarantine.keep(bad, producer, sequence)
+            for part, size in zip(parts, sizes, strict=True):
+                acks[part.shard] = writers[part.shard].put_reserved(part.rows, op, producer, sequence, size, consecutive=False)
+                failpoint("table.placed")
+        return TableAck(acks, self._clock)
+
+    def _release(self, shard: str, size_bytes: int, placed: Mapping[str, Ack]) -> None:
+        """Give back what was not used: the put ended on the way."""
+        if shard not in placed:
+            self._writers[shard].release(size_bytes)
+
+    def flush(self) -> None:
+        """Wait until everything put so far is in a committed generation, in every shard. WAL-only: until it is durable."""
+        self._each("flush", lambda writer: writer.flush())
+
+    def check_fenced(self) -> None:
+        """Look at the latest manifests; raise FencedError if another writer has claimed one of the shards."""
+        self._each("check", lambda writer: writer.check_fenced())
+
+    # -- life
+
+    def _open(self, names: Sequence[str]) -> None:
+        """Claim shards, several at once. If one cannot be opened, those that were are let go, and nothing has changed."""
+        opened: list[ShardWriter] = []
+
+        def claim(name: str) -> None:
+            opened.append(Shard.of(name, self._places, self._watch).writer(self._shard_config))
+
+        try:
+            with closing(_all(map_ordered(self._clock, claim, names, parallel=_AT_ONCE))) as claims:
+                for _ in claims:
+                    failpoint("table.claimed")
+            with self._lock:
+                if self._closed:
+                    raise ClosedError("the writer of the table is closed", hint="open another writer")
+                self._writers = dict(sorted({**self._writers, **{writer.shard: writer for writer in opened}}.items()))
+        except BaseException as error:
+            for writer in opened:
+                try:
+                    writer.abort()
+                except HeadgateError as other:
+                    error.add_note(f"and letting go of shard {writer.shard} failed: {other.message}")
+            raise
+
+    def close(self) -> None:
+        """Close every shard's writer: finish what was put, flush it. Raises the first thing that went wrong, after all are closed."""
+        with self._lock:
+            self._closed = True
+        with self._opening.turn(""):  # whoever is opening a shard gives up, or is done
+            self._each("close", lambda writer: writer.close())
+
+    def abort(self) -> None:
+        """Stop now, in bounded time, in every shard: what is not acknowledged fails with ClosedError."""
+        with self._lock:
+            self._closed = True
+        self._each("abort", lambda writer: writer.abort())
+
+    def _each(self, what: str, act: Callable[[ShardWriter], None]) -> None:
+        """All of them, several at once, also when one fails; the failures of the others go along as notes."""
+
+        def attempt(writer: ShardWriter) -> tuple[str, HeadgateError] | None:
+            try:
+                act(writer)
+            except HeadgateError as error:
+                return writer.shard, error
+            return None
+
+        outcomes = map_ordered(self._clock, attempt, list(self._writers.values()), parallel=_AT_ONCE)
+        failures = dict(outcome for outcome in outcomes if outcome is not None)
+        if failures:
+            error = copy.copy(next(iter(failures.values())))
+            error.__notes__ = [*getattr(error, "__notes__", ())]
+            for shard, failure in failures.items():
+                error.add_note(f"{what} of shard {shard}: {failure.message}")
+            raise error
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.close()
+        except HeadgateError as failure:
+            if error is None:
+                raise
+            # The error on its way out is the one to tell; this one is its company.
+            error.add_note(f"and closing the writer failed: {failure.message}")
+
+    async def __aenter__(self) -> TableWriter:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await asyncio.to_thread(self.__exit__, kind, error, trace)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a TableWriter holds claims and threads, and cannot be pickled; pickle the table and open a writer there")
+
+    def __repr__(self) -> str:
+        shards = list(self._writers)
+        shown = ", ".join(shards[:8]) + (f", … {len(shards)} in all" if len(shards) > 8 else "")
+        return f"TableWriter({shown}, {'closed' if self._closed else 'open'})"
+
+
+def _all(results: Iterator[None]) -> Generator[None, None, None]:
+    yield from results
+
+
+def _column_id(rules: RowRules, rule: ShardingRule) -> int | None:
+    """The sharding column for ever, whatever it is called."""
+    return None if rule.column is None else rules.field_ids[rules.schema.names.index(rule.column)]
+
+
+def _checked_shards(wanted: Sequence[str], known: Sequence[str], rule: ShardingRule) -> frozenset[str]:
+    if isinstance(wanted, str) or not all(isinstance(name, str) for name in wanted):
+        raise InvalidInputError(f"shards is {wanted!r}", hint='a list of ids, e.g. ["0000"]')
+    if not wanted:
+        raise InvalidInputError("no shards to write", hint="name at least one, or pass None for all of them")
+    unknown = [name for name in wanted if name not in known]
+    if unknown and rule.kind != "identity":
+        raise NotFoundError(f"there is no shard {unknown[0]!r}", hint=f"there are {', '.join(known[:20])}")
+    return frozenset(wanted)
