@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.types as types
@@ -182,7 +182,7 @@ class RowRules:
         """The key columns of what is to be deleted."""
         if not self.key:
             raise InvalidInputError("the table has no key, so nothing can be deleted by key", hint="append-only tables keep every row")
-        rows = data if type(data) is pa.RecordBatch else one_batch(data, self.key_schema)
+        rows = data if type(data) is pa.RecordBatch else one_batch(data, self.key_schema, others="ignored")
         missing = [name for name in self.key if name not in rows.schema.names]
         if missing:
             raise SchemaMismatchError(f"the key column {missing[0]!r} is missing", hint=f"pass the key columns: {', '.join(self.key)}")
@@ -296,8 +296,11 @@ def _check_nested(column: pa.Array, field: pa.Field, name: str) -> None:
         _check_nested(part, child, f"{name}.{child.name}")
 
 
-def one_batch(data: Any, schema: pa.Schema) -> pa.RecordBatch:
-    """Anything that holds rows, as one batch: a put is atomic, so it is never cut."""
+def one_batch(data: Any, schema: pa.Schema, *, others: Literal["refused", "ignored"] = "refused") -> pa.RecordBatch:
+    """Anything that holds rows, as one batch: a put is atomic, so it is never cut.
+
+    Only dicts need ``schema``; ``others`` says what becomes of what they have besides.
+    """
     try:
         if isinstance(data, pa.RecordBatch):
             return data
@@ -305,7 +308,7 @@ def one_batch(data: Any, schema: pa.Schema) -> pa.RecordBatch:
             table = data
         elif isinstance(data, list | tuple) and all(isinstance(row, Mapping) for row in data):
             unknown = sorted({str(name) for row in data for name in row} - set(schema.names))
-            if unknown:
+            if unknown and others == "refused":
                 raise SchemaMismatchError(
                     f"the rows have a column {unknown[0]!r} that the table has not", hint=f"columns are {', '.join(schema.names)}"
                 )
