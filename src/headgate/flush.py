@@ -21,7 +21,6 @@ moved on. It must bring along the ends of the epochs that its cursor passes.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -66,7 +65,9 @@ class Generations:
         self.lock = log.clock.lock()
         self._work = log.clock.condition(self.lock)
         self._flushed = log.clock.condition(self.lock)
-        self._frozen: deque[MemTable] = deque()
+        self._stopped = log.clock.condition(self.lock)
+        self._tables: tuple[MemTable, ...] = ()
+        """Oldest first, the active one last. Replaced as a whole: whatever interrupts a step, it was taken or it was not."""
         self._pipeline: Pipeline | None = None
         self._walk: Walk | None = None
         self._producers: Callable[[], dict[str, ProducerMark]] = dict
@@ -74,7 +75,7 @@ class Generations:
         self._stopping = False
         self._epoch = 0
         self._generation = 1
-        self._frozen_count = self._flushed_count = self._failures = 0
+        self._flushed_count = self._failures = 0
         self._replayed_entries = self._replayed_rows = 0
         self.on_taken: Callable[[Fresh], None] | None = None
         """Told, under the lock, when the active MemTable has grown: for those who keep indexes of it."""
@@ -84,16 +85,16 @@ class Generations:
     def begin(self, claimed: ShardManifest, walk: Walk) -> None:
         """The shard is claimed; entries from its cursor on will be replayed."""
         self._epoch, self._walk, self._generation = claimed.epoch, walk, claimed.next_generation
-        self._active = MemTable(claimed.cursor)
+        self._tables = (MemTable(claimed.cursor),)
 
     def replay(self, entry: Entry) -> None:
         """Take an entry of the log back. Outgrown MemTables are flushed at once, so any log opens in bounded memory."""
         self._take(entry.epoch, entry.position, list(entry.puts), entry.size_bytes)
         self._replayed_entries += 1
         self._replayed_rows += sum(put.rows.num_rows for put in entry.puts)
-        while self._frozen:
-            self._flush_until_done(self._frozen[0])
-            self._frozen.popleft()
+        while len(self._tables) > 1:
+            self._flush_until_done(self._tables[0])
+            self._tables = self._tables[1:]
             self._flushed_count += 1
             failpoint("replay.flushed")
 
@@ -101,58 +102,59 @@ class Generations:
         """The claim is verified: from now on entries come from the pipeline."""
         with self.lock:
             self._walk, self._pipeline, self._producers = None, pipeline, producers
-            if not self._active.entries:
-                self._active = MemTable(claim.first)
-            self._pipeline.retain(self._active.bytes)
+            if not self.active.entries:
+                self._tables = (MemTable(claim.first),)
+            self._account()
 
     # -- taking entries
 
     def take(self, position: int, puts: list[Put], size_bytes: int) -> None:
-        """Under the lock, in order: an entry was acknowledged."""
-        assert self._pipeline is not None
-        self._pipeline.retain(size_bytes, crowded=self._is_crowded())
+        """Under the lock, in order: an entry was acknowledged. Told again, it changes nothing."""
         self._take(self._epoch, position, puts, size_bytes)
+        self._account()
 
     def _take(self, epoch: int, position: int, puts: list[Put], size_bytes: int) -> None:
-        config, active = self._config, self._active
-        if active.entries and active.bytes + size_bytes > config.max_memtable_size:
+        config, active = self._config, self.active
+        if active.entries and position >= active.end.position and active.bytes + size_bytes > config.max_memtable_size:
             self.freeze()
-            active = self._active
+            active = self.active
         active.append(epoch, position, puts, size_bytes, self._clock.monotonic())
         if self.on_taken is not None:
             self.on_taken(active.view())
         if (
             active.bytes >= config.max_memtable_size
             or active.rows >= config.max_memtable_rows
-            or len(active.puts) >= config.max_memtable_batches
+            or active.batches >= config.max_memtable_batches
         ):
             self.freeze()
 
     def freeze(self) -> None:
         """Under the lock: what the active MemTable holds will be the next generation."""
-        if not self._active.entries:
+        active = self.active
+        if not active.entries:
             return
-        self._frozen.append(self._active)
-        self._frozen_count += 1
-        self._active = MemTable(self._active.end)
+        self._tables = (*self._tables, MemTable(active.end))
         if self._pipeline is not None:
-            self._pipeline.retain(0, crowded=self._is_crowded())
+            self._account()
             self._call()
+
+    def _account(self) -> None:
+        """Tell the pipeline what is held: puts wait when it is too much, or in too many MemTables."""
+        if self._pipeline is not None:
+            crowded = len(self._tables) - 1 > self._config.max_pending_generations
+            self._pipeline.retain(sum(memtable.bytes for memtable in self._tables), crowded=crowded)
 
     def make_room(self) -> None:
         """Under the lock, for a put that finds none: if nothing is on its way out, see that something is (M02)."""
-        if not self._frozen:
+        if len(self._tables) == 1:
             self.freeze()
 
     def freeze_if_old(self) -> None:
         """Slow writers flush too, so that opening is quick (R14)."""
         with self.lock:
-            born = self._active.born
+            born = self.active.born
             if born is not None and self._clock.monotonic() - born >= self._config.max_memtable_age:
                 self.freeze()
-
-    def _is_crowded(self) -> bool:
-        return len(self._frozen) > self._config.max_pending_generations
 
     # -- flushing
 
@@ -160,7 +162,7 @@ class Generations:
         """Wait until all that is in MemTables now is in committed runs. Raises what went wrong."""
         with self.lock:
             self.freeze()
-            wanted = self._frozen_count
+            wanted = self._flushed_count + len(self._tables) - 1
             while self._flushed_count < wanted:
                 self._check()
                 self._flushed.wait()
@@ -179,28 +181,31 @@ class Generations:
 
     def wake(self) -> None:
         """Under the lock: the writer failed, so nobody should wait for a flush."""
-        self._work.notify_all()
-        self._flushed.notify_all()
+        for condition in (self._work, self._flushed, self._stopped):
+            condition.notify_all()
 
     def _run(self) -> None:
         pipeline = self._pipeline
         assert pipeline is not None
         while True:
             with self.lock:
-                while not self._frozen and not self._stopping and pipeline.failure is None:
+                while len(self._tables) == 1 and not self._stopping and pipeline.failure is None:
                     self._work.wait()
                 if self._stopping or pipeline.failure is not None:
                     return
-                memtable = self._frozen[0]
+                memtable = self._tables[0]
             try:
                 self._flush_until_done(memtable)
-            except HeadgateError as error:
+            except (FencedError, ClosedError) as error:
                 pipeline.fail(error)
                 return
+            except HeadgateError as error:
+                pipeline.fail(self._poison(error))
+                return
             with self.lock:
-                self._frozen.popleft()
+                self._tables = self._tables[1:]
                 self._flushed_count += 1
-                pipeline.retain(-memtable.bytes, crowded=self._is_crowded())
+                self._account()
                 self._flushed.notify_all()
 
     def _flush_until_done(self, memtable: MemTable) -> None:
@@ -215,22 +220,26 @@ class Generations:
                 self._failures += 1
                 told = error.message if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"
                 if attempt == _TRIES.retries:
-                    raise WriterPoisonedError(
-                        f"shard {self._log.shard}: generation {self._generation} could not be flushed: {told}",
-                        cause=error,
-                        hint="everything acknowledged is in the log: mend the store, then open the writer again",
-                    ) from error
+                    raise self._poison(error) from error
                 logger.warning("shard %s: flush of generation %d failed, trying again: %s", self._log.shard, self._generation, told)
             self._pause(_TRIES.delay(attempt, self._clock))
 
+    def _poison(self, error: Exception) -> WriterPoisonedError:
+        told = error.message if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"
+        return WriterPoisonedError(
+            f"shard {self._log.shard}: generation {self._generation} could not be flushed: {told}",
+            cause=error,
+            hint="everything acknowledged is in the log: mend the store, then open the writer again",
+        )
+
     def _pause(self, seconds: float) -> None:
-        """Sleep, unless the writer is stopped."""
+        """Sleep, unless the writer is stopped; freezes do not cut it short."""
         if self._pipeline is None:
             self._clock.sleep(seconds)
             return
         with self.lock:
             if not self._stopping and self._pipeline.failure is None:
-                self._work.wait(seconds)
+                self._stopped.wait(seconds)
 
     def _flush_once(self, memtable: MemTable) -> None:
         """Write a run under a fresh name, then commit it together with the cursor."""
@@ -301,22 +310,23 @@ class Generations:
 
     def views(self) -> tuple[Fresh, ...]:
         """Under the lock: all MemTables as of now, oldest first."""
-        return (*(memtable.view() for memtable in self._frozen), self._active.view())
+        return tuple(memtable.view() for memtable in self._tables)
 
     @property
     def active(self) -> MemTable:
-        return self._active
+        return self._tables[-1]
 
     def stats(self) -> MemTableStats:
         with self.lock:
+            *frozen, active = self._tables
             return MemTableStats(
-                active_rows=self._active.rows,
-                active_batches=len(self._active.puts),
-                active_bytes=self._active.bytes,
-                frozen=len(self._frozen),
-                frozen_rows=sum(memtable.rows for memtable in self._frozen),
-                frozen_bytes=sum(memtable.bytes for memtable in self._frozen),
-                generation=self._generation + len(self._frozen),
+                active_rows=active.rows,
+                active_batches=active.batches,
+                active_bytes=active.bytes,
+                frozen=len(frozen),
+                frozen_rows=sum(memtable.rows for memtable in frozen),
+                frozen_bytes=sum(memtable.bytes for memtable in frozen),
+                generation=self._generation + len(frozen),
                 flushed=self._flushed_count,
                 flush_failures=self._failures,
                 replayed_entries=self._replayed_entries,

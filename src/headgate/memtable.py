@@ -11,7 +11,7 @@ other without a gap: the cursor of the run it becomes is exact.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -49,42 +49,80 @@ class Fresh:
 
     @property
     def puts(self) -> list[Put]:
-        return self.memtable.puts[: self.count]
+        return self.memtable.first_puts(self.count)
+
+
+class _Held(NamedTuple):
+    """What a MemTable holds: replaced as a whole, so that taking an entry is one step, whatever interrupts it."""
+
+    batches: int
+    entries: int
+    rows: int
+    bytes: int
+    end: ChainPoint
+    born: float | None
 
 
 class MemTable:
     """Grows by whole entries, under its writer's lock; what is in it stays as it is."""
 
-    __slots__ = ("__weakref__", "born", "bytes", "cache", "end", "entries", "first", "puts", "rows")
+    __slots__ = ("__weakref__", "_held", "_puts", "cache", "first")
 
     def __init__(self, first: ChainPoint) -> None:
         self.first = first
         """Where it begins: everything before it is in runs or in older MemTables."""
-        self.end = first
-        """Past its last entry."""
-        self.puts: list[Put] = []
-        self.entries = 0
-        self.rows = 0
-        self.bytes = 0
-        self.born: float | None = None
-        """When its first row came, by the monotonic clock."""
+        self._puts: list[Put] = []
+        self._held = _Held(0, 0, 0, 0, first, None)
         self.cache: Any = None
         """What readers made of its puts, kept for the next one; any reader may replace it by a longer one."""
 
     def append(self, epoch: int, position: int, puts: list[Put], size_bytes: int, now: float) -> None:
-        """Take an acknowledged entry."""
-        assert position >= self.end.position, "entries come in order"
-        self.puts += puts
-        self.entries += 1
-        self.rows += sum(put.rows.num_rows for put in puts)
-        self.bytes += size_bytes
-        self.end = ChainPoint(epoch, position + 1)
-        if self.born is None:
-            self.born = now
+        """Take an acknowledged entry. Taking one again that was taken changes nothing."""
+        held = self._held
+        if position < held.end.position:
+            return
+        rows = held.rows + sum(put.rows.num_rows for put in puts)
+        del self._puts[held.batches :]  # what an interrupted call may have left
+        self._puts += puts
+        end = ChainPoint(epoch, position + 1)
+        self._held = _Held(held.batches + len(puts), held.entries + 1, rows, held.bytes + size_bytes, end, held.born or now)
+
+    @property
+    def puts(self) -> list[Put]:
+        return self._puts[: self._held.batches]
+
+    @property
+    def batches(self) -> int:
+        return self._held.batches
+
+    @property
+    def entries(self) -> int:
+        return self._held.entries
+
+    @property
+    def rows(self) -> int:
+        return self._held.rows
+
+    @property
+    def bytes(self) -> int:
+        return self._held.bytes
+
+    @property
+    def end(self) -> ChainPoint:
+        """Past its last entry."""
+        return self._held.end
+
+    @property
+    def born(self) -> float | None:
+        """When its first row came, by the monotonic clock."""
+        return self._held.born
+
+    def first_puts(self, count: int) -> list[Put]:
+        return self._puts[:count]
 
     def view(self) -> Fresh:
         """All of it as of now."""
-        return Fresh(self, len(self.puts))
+        return Fresh(self, self._held.batches)
 
 
 def unpinned(rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -209,11 +209,13 @@ class ShardReader:
         reader = ChainReader(space, log.clock)
         try:
             while True:
-                entry = reader.read(tail.end)
+                # What is written while we read need not be in the view: a fast writer must not keep us for ever.
+                late = reader.listed_through is not None and tail.end > reader.listed_through
+                entry = None if late else reader.read(tail.end)
                 if entry is not None:
                     tail.pass_over(entry)
                     continue
-                loss = evidence_of_loss(space, manifest, tail.end)
+                loss = None if late else evidence_of_loss(space, manifest, tail.end)
                 entry = reader.fetch(tail.end) if loss is not None else None
                 now = log.manifests.load()
                 if now.cursor != manifest.cursor or now.wal.id != manifest.wal.id:

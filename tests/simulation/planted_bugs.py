@@ -154,9 +154,10 @@ def acknowledged_before_durable():
     def eager(self, flight):
         with self.lock:
             flight.landed = True
-            acks = self._acknowledge()
-        for ack in acks:
-            ack._wake()
+            self._acknowledge(flight)
+        for decided in flight.decided:
+            for item in decided.items:
+                item.ack._wake()
         original(self, flight)
 
     return patch.object(pipeline.Pipeline, "_fly", eager)
@@ -164,22 +165,20 @@ def acknowledged_before_durable():
 
 @bug
 def acknowledged_out_of_order():
-    def any_order(self):
-        acks = []
+    def any_order(self, landed):
         if self._failure is None:
             for flight in [f for f in self._flights if f.landed]:
                 self._flights.remove(flight)
                 self._acked = max(self._acked, flight.position)
                 self._unacknowledged_bytes -= flight.size
                 if self._on_acknowledged is not None:
-                    self._on_acknowledged(flight.position, [item.put for item in flight.items])
+                    self._on_acknowledged(flight.position, [item.put for item in flight.items], flight.size)
                 for item in flight.items:
                     item.ack._decide((self._shard, self._writer.epoch, flight.position))
-                    acks.append(item.ack)
+                landed.decided.append(flight)
             self._room.notify_all()
             self._work.notify_all()
             self._settled.notify_all()
-        return acks
 
     return patch.object(pipeline.Pipeline, "_acknowledge", any_order)
 
@@ -207,9 +206,10 @@ def failed_entry_is_skipped():
                     item.ack._decide(None, error)
                 flight.items.clear()
                 flight.landed = True
-                acks = self._acknowledge()
-            for ack in acks:
-                ack._wake()
+                self._acknowledge(flight)
+            for decided in flight.decided:
+                for item in decided.items:
+                    item.ack._wake()
 
     return patch.object(pipeline.Pipeline, "_fly", carefree)
 

@@ -73,13 +73,13 @@ class _Item:
 
 
 class _Flight:
-    __slots__ = ("acks", "body", "items", "landed", "position", "size", "started", "written")
+    __slots__ = ("body", "decided", "items", "landed", "position", "size", "started", "written")
 
     def __init__(self, position: int, items: list[_Item], size: int, started: float) -> None:
         self.position, self.items, self.size, self.started = position, items, size, started
         self.body: memoryview | None = None
         self.written = self.landed = False
-        self.acks: list[Ack] = []
+        self.decided: list[_Flight] = []
 
 
 Admit = Callable[[Ack], Ack | None]
@@ -222,10 +222,9 @@ class Pipeline:
         ack._wake()
         return ack
 
-    def retain(self, change_bytes: int, *, crowded: bool = False) -> None:
-        """Under the lock: acknowledged rows are held on, or let go. ``crowded``: no put fits, whatever its size."""
-        self._retained_bytes += change_bytes
-        self._crowded = crowded
+    def retain(self, held_bytes: int, *, crowded: bool = False) -> None:
+        """Under the lock: so much is still held after it was acknowledged. ``crowded``: no put fits, whatever its size."""
+        self._retained_bytes, self._crowded = held_bytes, crowded
         if self._waiting_room:
             self._room.notify_all()
 
@@ -401,42 +400,47 @@ class Pipeline:
             failpoint("pipeline.persisted")
         with self.lock:
             if flight.body is not None:
-                self._entries += 1
-                self._bytes += flight.body.nbytes
-                flight.body = None
+                self._entries, self._bytes, flight.body = self._entries + 1, self._bytes + flight.body.nbytes, None
             flight.landed = True
-            flight.acks += self._acknowledge()
-        for ack in flight.acks:
-            ack._wake()
+            self._acknowledge(flight)
+        for decided in flight.decided:
+            for item in decided.items:
+                item.ack._wake()
+        flight.decided.clear()  # it holds itself, and with it the rows
 
-    def _acknowledge(self) -> list[Ack]:
-        """Decide all that is complete from the front. An entry leaves the list last, so that this can be repeated."""
-        acks: list[Ack] = []
+    def _acknowledge(self, landed: _Flight) -> None:
+        """Decide all that is complete from the front; ``landed.decided`` are those whose callers are to be told.
+
+        Whatever interrupts it, it can be done again: an entry leaves the queue last, and told twice is as good as once.
+        """
         if self._failure is not None:
-            return acks
-        epoch = self._writer.epoch
+            return
+        epoch, decided = self._writer.epoch, 0
         while self._flights and self._flights[0].landed:
             flight = self._flights[0]
-            assert flight.position == self._acked + 1, "acknowledged strictly in order"
-            if self._on_acknowledged is not None:
-                self._on_acknowledged(flight.position, [item.put for item in flight.items], flight.size)
-            place, count = (self._shard, epoch, flight.position), len(flight.items)
-            for item in flight.items:
-                item.ack._decide(place)
-                acks.append(item.ack)
-            self._acked = flight.position
-            self._unacknowledged_bytes -= flight.size
-            self._flying_bytes -= flight.size
-            self._puts += count
+            if flight.position > self._acked:
+                assert flight.position == self._acked + 1, "acknowledged strictly in order"
+                if self._on_acknowledged is not None:
+                    self._on_acknowledged(flight.position, [item.put for item in flight.items], flight.size)
+                place = (self._shard, epoch, flight.position)
+                for item in flight.items:
+                    item.ack._decide(place)
+                self._acked, self._unacknowledged_bytes, self._flying_bytes, self._puts = (
+                    flight.position,
+                    self._unacknowledged_bytes - flight.size,
+                    self._flying_bytes - flight.size,
+                    self._puts + len(flight.items),
+                )
+            decided += len(flight.items)
+            landed.decided.append(flight)
             self._flights.popleft()
-        if acks:
-            self._company = max(len(acks) + len(self._queue), self._company - 1)
+        if decided:
+            self._company = max(decided + len(self._queue), self._company - 1)
             self._last_landed = self._clock.monotonic()
             if self._waiting_room:
                 self._room.notify_all()
             if self._draining:
                 self._settled.notify_all()
-        return acks
 
     # -- ends
 
@@ -447,8 +451,11 @@ class Pipeline:
                 return
             waiting: list[tuple[_Item, int | None]] = [(item, f.position) for f in self._flights for item in f.items]
             waiting += [(item, None) for item in self._queue]
-            if isinstance(error, FencedError | ClosedError | WriterPoisonedError):
+            if isinstance(error, FencedError | ClosedError):
                 self._failure = error
+            elif isinstance(error, WriterPoisonedError):
+                left = error.unacknowledged or [item.put for item, _ in waiting]
+                self._failure = WriterPoisonedError(error.message, cause=error.cause or error, unacknowledged=left, hint=error.hint)
             else:
                 self._failure = WriterPoisonedError(
                     f"shard {self._shard}: the log cannot be written: {error.message}",
