@@ -69,16 +69,18 @@ def collect_shard(log: ShardLog, table_store: Store, *, dry_run: bool, min_age: 
 
     # 2. One commit. Its manifest is the one whose word counts.
     ended: list[str] = []
-    freed: list[str] = []
+    freed: set[str] = set()
 
     def end_leases(manifest: ShardManifest) -> ShardManifest | None:
         ended[:] = [f"checkpoint {id}" for id, c in manifest.checkpoints.items() if _is_over(c.expires_at, now)]
         ended.extend(f"attempt {id}" for id, a in manifest.attempts.items() if _is_over(a.expires_at, now))
-        freed[:] = [run.id for run in manifest.replaced if run.replaced_at + min_age <= now]
+        gone = [run for run in manifest.replaced if run.replaced_at + min_age <= now]
+        freed.clear()
+        freed.update(part.path for run in gone for part in run.slices)
         changed = manifest.but(
             checkpoints={id: c for id, c in manifest.checkpoints.items() if not _is_over(c.expires_at, now)},
             attempts={id: a for id, a in manifest.attempts.items() if not _is_over(a.expires_at, now)},
-            replaced=tuple(run for run in manifest.replaced if run.id not in freed),
+            replaced=tuple(run for run in manifest.replaced if run not in gone),
         )
         return None if changed == manifest else changed
 
@@ -94,18 +96,21 @@ def collect_shard(log: ShardLog, table_store: Store, *, dry_run: bool, min_age: 
     pinned = _pinned_versions(log, committed)
     objects, sizes, held = Counter[str](), Counter[str](), Counter[str]()
     dead: list[str] = []
-    named = {_attempt_of(part.path): "the latest manifest" for run in committed.runs for part in run.slices}
-    named.update({_attempt_of(part.path): "min_age" for run in committed.replaced for part in run.slices})
+    named = {part.path: "the latest manifest" for run in committed.runs for part in run.slices}
     for version in pinned.values():
         for run in version.runs:
             for part in run.slices:
-                named.setdefault(_attempt_of(part.path), "a checkpoint")
+                named.setdefault(part.path, "a checkpoint")
+    for replaced in committed.replaced:
+        for part in replaced.slices:
+            named.setdefault(part.path, "min_age")
     for info in files:
-        attempt = info.key[len(folder) :].split("/", 1)[0]
-        holder = named.get(attempt) or _still_written(attempt, committed) or ("min_age" if info.modified + min_age > now else None)
-        kind = "run" if attempt in freed else "orphan"
-        if attempt in freed and holder == "min_age" and attempt not in named:
-            holder = None  # its age counts from when it was replaced
+        attempt, _, rest = info.key[len(folder) :].partition("/")
+        path = f"{folder}{attempt}/{rest.split('/', 1)[0]}"
+        holder = named.get(path) or _still_written(attempt, committed)
+        kind = "run" if path in freed else "orphan"
+        if holder is None and kind == "orphan" and info.modified + min_age > now:
+            holder = "min_age"
         if holder is None:
             objects[kind] += 1
             sizes[kind] += info.size_bytes
@@ -130,11 +135,6 @@ def collect_shard(log: ShardLog, table_store: Store, *, dry_run: bool, min_age: 
 
 def _is_over(expires_at: float | None, now: float) -> bool:
     return expires_at is not None and expires_at + LEASE_GRACE_SECONDS < now
-
-
-def _attempt_of(path: str) -> str:
-    """``shards/<shard>/runs/<attempt>/<slice>``: the attempt."""
-    return path.split("/")[3]
 
 
 def _still_written(attempt: str, manifest: ShardManifest) -> str | None:

@@ -1,0 +1,348 @@
+"""Compaction: fewer runs, the same rows.
+
+Owns: which runs are merged, and how the result takes their place. Does not own: the merging
+(merge), deleting what was replaced (gc).
+
+It never claims the shard, so it never fences a writer; it works from the manifest alone, under a
+registered attempt, and is visible by one commit. That commit checks that all its inputs are still
+there, side by side: of two compactors one wins and the other has written garbage. It may die
+anywhere: what it wrote is an attempt that nobody will commit, and collection takes it when its
+lease is over.
+
+Tombstones go only when the oldest run is among the inputs: above it they still hide something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from headgate.columnar import Columnar
+from headgate.errors import CommitConflictError
+from headgate.failpoint import failpoint
+from headgate.keys import Bools, KeyOrder, Keys
+from headgate.life.merge import Merged, RunMerger
+from headgate.manifest.model import AttemptRecord, ReplacedRun, RunRecord, ShardManifest, SliceRecord
+from headgate.run import DELETED, OpenRun
+from headgate.schema import RowRules
+from headgate.wal.log import ShardLog
+
+SLICE_ROWS = 1 << 20
+LEASE_SECONDS = 3600.0
+_TIER_RATIO = 2.0
+_BATCH_ROWS_MAX = 1 << 17
+_BATCH_ROWS_MIN = 1 << 10
+_ROUNDS_MAX = 64
+
+Progress = Callable[[str, int, int], None]
+"""Called with the shard, the rows done and the rows to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionReport:
+    """What a compaction did."""
+
+    runs_before: int
+    runs_after: int
+    rows_read: int
+    rows_written: int
+    bytes_written: int
+    slices_kept: int
+    """Slices that nothing newer touched: named again, not rewritten."""
+    seconds: float
+    shards: dict[str, int] = field(default_factory=dict)
+    """Shard -> runs after."""
+
+    @classmethod
+    def of(cls, parts: Sequence[CompactionReport], seconds: float) -> CompactionReport:
+        return cls(
+            runs_before=sum(part.runs_before for part in parts),
+            runs_after=sum(part.runs_after for part in parts),
+            rows_read=sum(part.rows_read for part in parts),
+            rows_written=sum(part.rows_written for part in parts),
+            bytes_written=sum(part.bytes_written for part in parts),
+            slices_kept=sum(part.slices_kept for part in parts),
+            seconds=seconds,
+            shards={shard: runs for part in parts for shard, runs in part.shards.items()},
+        )
+
+
+def pick(runs: Sequence[RunRecord], cursor: int, *, full: bool) -> tuple[int, int] | None:
+    """Which runs to merge next: from the first index up to the second. None: there is nothing to gain.
+
+    Only what lies below the cursor is closed: nothing can come between those runs any more. Tiered by
+    size: the newest runs are merged with the one before them as long as that is no more than
+    ``_TIER_RATIO`` times as large as they are together, so a row is rewritten a logarithmic number
+    of times. ``full``: all of them.
+    """
+    closed = sum(1 for run in runs if run.end <= cursor)
+    if closed < 2:
+        return None
+    if full:
+        return 0, closed
+    first, size = closed - 1, runs[closed - 1].rows
+    while first > 0 and runs[first - 1].rows <= _TIER_RATIO * size:
+        first -= 1
+        size += runs[first].rows
+    return (first, closed) if closed - first >= 2 else None
+
+
+def compact_shard(
+    log: ShardLog,
+    columnar: Columnar,
+    rules: RowRules,
+    *,
+    max_memory: int,
+    full: bool = False,
+    progress: Progress | None = None,
+    slice_rows: int = SLICE_ROWS,
+) -> CompactionReport:
+    """Merge runs of one shard until there is nothing left to gain.
+
+    Raises:
+        CommitConflictError: another compactor was faster, every time.
+    """
+    start, before = log.clock.monotonic(), None
+    read = written = size = kept = 0
+    for _ in range(_ROUNDS_MAX):
+        manifest = log.manifests.load()
+        before = len(manifest.runs) if before is None else before
+        chosen = pick(manifest.runs, manifest.cursor.position, full=full)
+        if chosen is None:
+            break
+        try:
+            inputs = manifest.runs[chosen[0] : chosen[1]]
+            made, kept_slices = _compact_once(log, columnar, rules, inputs, chosen[0] == 0, max_memory, progress, slice_rows)
+        except CommitConflictError:
+            continue  # what we merged was merged by somebody else meanwhile; look again
+        read += sum(run.rows for run in inputs)
+        written += made.rows - kept_slices.rows
+        size += made.bytes - kept_slices.bytes
+        kept += kept_slices.count
+        if full:
+            break
+    manifest = log.manifests.load()
+    seconds = log.clock.monotonic() - start
+    return CompactionReport(before or 0, len(manifest.runs), read, written, size, kept, seconds, {log.shard: len(manifest.runs)})
+
+
+@dataclass(frozen=True)
+class _Kept:
+    count: int = 0
+    rows: int = 0
+    bytes: int = 0
+
+
+def _compact_once(
+    log: ShardLog,
+    columnar: Columnar,
+    rules: RowRules,
+    inputs: Sequence[RunRecord],
+    with_oldest: bool,
+    max_memory: int,
+    progress: Progress | None,
+    slice_rows: int,
+) -> tuple[RunRecord, _Kept]:
+    # 1. Register, before the first object: collection leaves the files of a registered attempt alone (G02).
+    attempt = f"c{log.clock.token()}"
+    lease = AttemptRecord(owner="compaction", expires_at=log.clock.now() + LEASE_SECONDS)
+    log.manifests.commit(lambda m: m.but(attempts={**m.attempts, attempt: lease}))
+    failpoint("compact.registered")
+    try:
+        # 2. Write, under a name that no other try has (C09).
+        runs = [OpenRun(record, columnar) for record in inputs]
+        folder = f"shards/{log.shard}-{log.table_id}/runs/{attempt}-{log.clock.token()}"
+        writer = _RunWriter(log, columnar, rules, folder, sum(run.rows for run in inputs), progress, slice_rows)
+        untouched = _untouched(runs, rules) if with_oldest else None
+        writer.write(runs, untouched, drop_tombstones=with_oldest, batch_rows=_batch_rows(runs, max_memory))
+        failpoint("compact.written")
+        made = RunRecord(
+            id=folder.rsplit("/", 1)[1],
+            first=inputs[0].first,
+            end=inputs[-1].end,
+            slices=tuple(writer.slices),
+            fields=tuple(zip(rules.field_ids, rules.schema.names, strict=True)),
+            tombstones=writer.tombstones,
+            created_at=log.clock.now(),
+        )
+        # 3. Commit: visible at once, as a whole.
+        log.manifests.commit(lambda manifest: _replaced(log, manifest, inputs, made, attempt))
+    except BaseException:
+        _withdraw(log, attempt)
+        raise
+    failpoint("compact.committed")
+    return made, writer.kept
+
+
+def _withdraw(log: ShardLog, attempt: str) -> None:
+    """Let collection have what we wrote. If this fails too, the lease ends by itself."""
+    try:
+        log.manifests.commit(
+            lambda m: m.but(attempts={id: a for id, a in m.attempts.items() if id != attempt}) if attempt in m.attempts else None
+        )
+    except Exception:  # the reason we are here is the one to tell
+        return
+
+
+def _replaced(log: ShardLog, manifest: ShardManifest, inputs: Sequence[RunRecord], made: RunRecord, attempt: str) -> ShardManifest | None:
+    if any(run.id == made.id for run in manifest.runs):
+        return None
+    if attempt not in manifest.attempts:
+        raise CommitConflictError(f"shard {log.shard}: the lease of this compaction is over", hint="compact again")
+    ids = [run.id for run in manifest.runs]
+    wanted = [run.id for run in inputs]
+    at = ids.index(wanted[0]) if wanted[0] in ids else -1
+    if at < 0 or ids[at : at + len(wanted)] != wanted:
+        raise CommitConflictError(f"shard {log.shard}: another compaction has merged these runs", hint="compact again")
+    now, named = log.clock.now(), {part.path for part in made.slices}
+    gone = tuple(
+        ReplacedRun(id=run.id, replaced_at=now, slices=tuple(part for part in run.slices if part.path not in named)) for run in inputs
+    )
+    return manifest.but(
+        runs=(*manifest.runs[:at], *((made,) if made.slices else ()), *manifest.runs[at + len(wanted) :]),
+        replaced=(*manifest.replaced, *gone),
+        attempts={id: record for id, record in manifest.attempts.items() if id != attempt},
+    )
+
+
+def _batch_rows(runs: Sequence[OpenRun], max_memory: int) -> int:
+    """So that a batch of each run, what it is merged into and what the files' reader and writer hold fit."""
+    widest = 64.0
+    for run in runs:
+        for part in run.slices[:1]:
+            sample = next(part.scan(part.schema.names, stop=1024, batch_rows=1024), None)
+            if sample is not None and sample.num_rows:
+                widest = max(widest, sample.nbytes / sample.num_rows)
+    return int(min(_BATCH_ROWS_MAX, max(_BATCH_ROWS_MIN, max_memory / (16 * len(runs) * widest))))
+
+
+@dataclass(frozen=True)
+class _Untouched:
+    """Which slices of the oldest run no newer run has a key in."""
+
+    kept: tuple[bool, ...]
+    bounds: Keys
+    """The first and the last key of each slice."""
+
+    def first_of(self, number: int) -> Keys:
+        return self.bounds.part(2 * number, 2 * number + 1)
+
+
+def _untouched(runs: Sequence[OpenRun], rules: RowRules) -> _Untouched | None:
+    """Find the slices of the oldest run that can stay as they are. None: there are none.
+
+    Only where slices can be named again as they are: same columns, no tombstones, several of them.
+    """
+    base, parts = runs[0], runs[0].slices
+    fields = tuple(zip(rules.field_ids, rules.schema.names, strict=True))
+    if len(parts) < 2 or base.record.tombstones or base.record.fields != fields or not rules.key:
+        return None
+    order = KeyOrder(rules)
+    names = [base.names[rules.field_ids[rules.schema.get_field_index(name)]] for name in rules.key]
+    ends = [part.take(np.array([0, part.num_rows - 1]), names).rename_columns(list(rules.key)) for part in parts]
+    bounds = order.of(pa.Table.from_batches(ends))
+    touched = np.zeros(len(parts), np.bool_)
+    for run in runs[1:]:
+        columns = [run.names[rules.field_ids[rules.schema.get_field_index(name)]] for name in rules.key]
+        for batch in run.scan(columns, batch_rows=_BATCH_ROWS_MAX):
+            keys = order.of(batch.rename_columns(list(rules.key)))
+            below = keys.positions(bounds)
+            last = keys.find(bounds.take(np.arange(1, 2 * len(parts), 2)))
+            touched |= (below[1::2] > below[0::2]) | (last >= 0)
+    return _Untouched(tuple(not hit for hit in touched), bounds) if not touched.all() else None
+
+
+class _RunWriter:
+    """Slices of one run, as they come."""
+
+    def __init__(
+        self, log: ShardLog, columnar: Columnar, rules: RowRules, folder: str, total: int, progress: Progress | None, slice_rows: int
+    ) -> None:
+        self._log, self._columnar, self._rules, self._folder = log, columnar, rules, folder
+        self._total, self._done, self._progress, self._slice_rows = total, 0, progress, slice_rows
+        self.slices: list[SliceRecord] = []
+        self.tombstones = self._written = 0
+        self.kept = _Kept()
+
+    def write(self, runs: Sequence[OpenRun], untouched: _Untouched | None, *, drop_tombstones: bool, batch_rows: int) -> None:
+        """All that the runs come to; slices of the oldest that nothing touches are named again."""
+        with_marks = not drop_tombstones and any(run.record.tombstones for run in runs)
+        merger = RunMerger(runs, self._rules, drop_tombstones=drop_tombstones, batch_rows=batch_rows)
+        if untouched is None:
+            self._write_slices(merger.merged(), with_marks)
+            return
+        base, start, count = runs[0].record, 0, len(untouched.kept)
+        while start < count:
+            stop = start
+            while stop < count and untouched.kept[stop] == untouched.kept[start]:
+                stop += 1
+            if untouched.kept[start]:
+                # What is newer and lies in the gaps between these slices comes before or after each of them.
+                for number in range(start, stop):
+                    self._write_slices(merger.merged((), untouched.first_of(number)), with_marks)
+                    self._keep(base.slices[number])
+            else:
+                limit = untouched.first_of(stop) if stop < count else None
+                self._write_slices(merger.merged(range(start, stop), limit), with_marks)
+            start = stop
+        self._write_slices(merger.merged(()), with_marks)
+
+    def _keep(self, part: SliceRecord) -> None:
+        self.slices.append(part)
+        self.kept = _Kept(self.kept.count + 1, self.kept.rows + part.rows, self.kept.bytes + part.bytes)
+        self._note(part.rows, None)
+
+    def _write_slices(self, merged: Iterator[Merged], with_marks: bool) -> None:
+        schema = self._rules.log_schema
+        if with_marks:
+            schema = schema.append(pa.field(DELETED, pa.bool_(), False))
+        source = _Rebatched(merged, schema, with_marks, self._note)
+        while not source.is_done():
+            path = f"{self._folder}/{self._written:05d}.lance"
+            self._written += 1
+            self.slices.append(self._columnar.write(path, schema, source.up_to(self._slice_rows)))
+            failpoint("compact.slice")
+
+    def _note(self, rows: int, deleted: Bools | None) -> None:
+        self._done += rows
+        self.tombstones += 0 if deleted is None else int(deleted.sum())
+        if self._progress is not None:
+            self._progress(self._log.shard, min(self._done, self._total), self._total)
+
+
+class _Rebatched:
+    """A stream of merged rows, given out in stretches of so many rows."""
+
+    def __init__(self, merged: Iterator[Merged], schema: pa.Schema, with_marks: bool, note: Callable[[int, Bools | None], None]) -> None:
+        self._merged, self._schema, self._with_marks, self._note = merged, schema, with_marks, note
+        self._rest: pa.RecordBatch | None = None
+        self._load()
+
+    def _load(self) -> None:
+        found = next(self._merged, None)
+        if found is None:
+            self._rest = None
+            return
+        rows, deleted = found
+        self._note(rows.num_rows, deleted)
+        columns = list(rows.columns)
+        if self._with_marks:
+            columns.append(pa.array(deleted if deleted is not None else np.zeros(rows.num_rows, np.bool_)))
+        self._rest = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def is_done(self) -> bool:
+        return self._rest is None
+
+    def up_to(self, rows: int) -> Iterator[pa.RecordBatch]:
+        left = rows
+        while left > 0 and self._rest is not None:
+            batch = self._rest.slice(0, left)
+            left -= batch.num_rows
+            if batch.num_rows < self._rest.num_rows:
+                self._rest = self._rest.slice(batch.num_rows)
+            else:
+                self._load()
+            yield batch

@@ -1,0 +1,147 @@
+"""Merging runs into one: newest row of each key, in key order, in bounded memory.
+
+Owns: the rows. Does not own: which runs, and how the result is published (compact).
+
+All runs are sorted by key, so they are read side by side, a batch at a time. Up to the least of
+the batches' last keys nothing new can come from any of them: so far they are merged, by whole
+columns, and written on. What is held is one batch of each run, however large the runs are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from headgate.keys import Bools, KeyOrder, Keys
+from headgate.run import DELETED, OpenRun
+from headgate.schema import RowRules, as_now
+
+
+class _Cursor:
+    """One run, read from its start on: the rows that were read and not merged yet."""
+
+    def __init__(self, run: OpenRun, rules: RowRules, order: KeyOrder, batch_rows: int, slices: Sequence[int]) -> None:
+        self._rules, self._order, self._names = rules, order, run.names
+        self._batches = self.read(run, batch_rows, slices)
+        self.rows: pa.RecordBatch | None = None
+        self.keys: Keys = order.none()
+        self.deleted: Bools | None = None
+        self.load()
+
+    @staticmethod
+    def read(run: OpenRun, batch_rows: int, slices: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        for number in slices:
+            part = run.slices[number]
+            yield from part.scan(part.schema.names, batch_rows=batch_rows)
+
+    def load(self) -> None:
+        """The next batch, when the last one is used up."""
+        while self.rows is None or not self.rows.num_rows:
+            batch = next(self._batches, None)
+            if batch is None:
+                self.rows, self.keys, self.deleted = None, self._order.none(), None
+                return
+            if DELETED in batch.schema.names:
+                marks = np.asarray(batch.column(DELETED).to_numpy(zero_copy_only=False), np.bool_)
+                self.deleted = marks if marks.any() else None
+            else:
+                self.deleted = None
+            self.rows = as_now(batch, self._names, self._rules, self._rules.schema.names)
+            self.keys = self._order.of(self.rows)
+
+    def begins_before(self, limit: Keys | None) -> bool:
+        return self.rows is not None and (limit is None or int(self.keys.positions(limit)[0]) > 0)
+
+    def last(self) -> Keys:
+        return self.keys.part(len(self.keys) - 1, len(self.keys))
+
+    def take(self, upto: Keys, *, inclusive: bool) -> tuple[pa.RecordBatch, Keys, Bools | None] | None:
+        """Give out all rows up to a key, or before it. None: there are none."""
+        assert self.rows is not None
+        end = int(self.keys.positions(upto)[0])
+        if inclusive and end < len(self.keys) and bool(self.keys.part(end, end + 1).equal(upto)[0]):
+            end += 1
+        if end == 0:
+            return None
+        taken = self.rows.slice(0, end), self.keys.part(0, end), None if self.deleted is None else self.deleted[:end]
+        self.rows, self.keys = self.rows.slice(end), self.keys.part(end, len(self.keys))
+        self.deleted = None if self.deleted is None else self.deleted[end:]
+        self.load()
+        return taken
+
+
+Merged = tuple[pa.RecordBatch, Bools | None]
+"""Rows of the log's schema, and which of them are tombstones (None: none)."""
+
+
+class RunMerger:
+    """Adjacent runs, oldest first, given out merged, from the least key on.
+
+    Args:
+        drop_tombstones: nothing older is left that they would have to hide.
+    """
+
+    def __init__(self, runs: Sequence[OpenRun], rules: RowRules, *, drop_tombstones: bool, batch_rows: int) -> None:
+        self._runs, self._rules, self._batch_rows, self._drop_tombstones = runs, rules, batch_rows, drop_tombstones
+        self._order = KeyOrder(rules)
+        self._newer = [self._cursor(run, range(len(run.record.slices))) for run in runs[1:]] if rules.key else []
+
+    def _cursor(self, run: OpenRun, slices: Sequence[int]) -> _Cursor:
+        return _Cursor(run, self._rules, self._order, self._batch_rows, slices)
+
+    def merged(self, slices: Sequence[int] | None = None, limit: Keys | None = None) -> Iterator[Merged]:
+        """The merged rows of these slices of the oldest run (None: all) with what newer runs have before ``limit`` (None: to the end).
+
+        To be called for one stretch of slices after the other. Without a key: all rows, in order.
+        """
+        oldest = range(len(self._runs[0].record.slices)) if slices is None else slices
+        if not self._rules.key:
+            for number, run in enumerate(self._runs):
+                for batch in _Cursor.read(run, self._batch_rows, oldest if number == 0 else range(len(run.record.slices))):
+                    yield _logged(as_now(batch, run.names, self._rules, self._rules.schema.names), self._rules), None
+            return
+        cursors = [self._cursor(self._runs[0], oldest), *self._newer]
+        while live := [cursor for cursor in cursors if cursor.begins_before(limit)]:
+            # Up to the least last key of all batches nothing more can come from any run.
+            last, inclusive = _least([cursor.last() for cursor in live]), True
+            if limit is not None and not _is_less(last, limit):
+                last, inclusive = limit, False
+            parts = [part for cursor in live if (part := cursor.take(last, inclusive=inclusive)) is not None]  # oldest first
+            rows, deleted = _newest(parts)
+            if deleted is not None and self._drop_tombstones:
+                rows, deleted = rows.take(pa.array(np.flatnonzero(~deleted))), None
+            if rows.num_rows:
+                yield _logged(rows, self._rules), deleted
+
+
+def _is_less(one: Keys, other: Keys) -> bool:
+    return int(one.positions(other)[0]) == 1
+
+
+def _least(keys: Sequence[Keys]) -> Keys:
+    least = keys[0]
+    for other in keys[1:]:
+        if _is_less(other, least):
+            least = other
+    return least
+
+
+def _newest(parts: Sequence[tuple[pa.RecordBatch, Keys, Bools | None]]) -> Merged:
+    if len(parts) == 1:
+        rows, _, deleted = parts[0]
+        return rows, deleted if deleted is not None and deleted.any() else None
+    rows = pa.concat_batches([part[0] for part in parts])
+    chosen = parts[0][1].joined(*(part[1] for part in parts[1:])).newest()
+    deleted = None
+    if any(part[2] is not None for part in parts):
+        deleted = np.concatenate([part[2] if part[2] is not None else np.zeros(part[0].num_rows, np.bool_) for part in parts])
+    if chosen is not None:
+        rows = rows.take(pa.array(chosen))
+        deleted = None if deleted is None else deleted[chosen]
+    return rows, deleted if deleted is not None and deleted.any() else None
+
+
+def _logged(rows: pa.RecordBatch, rules: RowRules) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(rows.columns, schema=rules.log_schema)
