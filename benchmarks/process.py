@@ -1,10 +1,12 @@
-"""Work in a process of its own: where it is to crash, and where its memory is measured."""
+"""Processes: one of its own for work that is to crash, or whose memory is measured; and what this one has used."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 
@@ -31,6 +33,19 @@ def _run(sender: Any, work: Callable[..., Any], args: tuple[Any, ...], crash: bo
     sender.send(None)
     sender.close()
     os._exit(0 if kept is not None else 1)
+
+
+class Stopwatch:
+    """Time on the clock and on the cores. The latter says more on a busy machine."""
+
+    seconds = cpu_seconds = 0.0
+
+    def __enter__(self) -> Stopwatch:
+        self._start, self._cpu_start = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.seconds, self.cpu_seconds = time.perf_counter() - self._start, time.process_time() - self._cpu_start
 
 
 def memory_bytes(name: str) -> int:
