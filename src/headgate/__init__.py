@@ -29,9 +29,12 @@ from headgate.errors import (
 from headgate.indexes import scalar_index, text_index, vector_index
 from headgate.life.status import RunInfo, ShardStatus, SliceInfo, TableStatus
 from headgate.life.verify import Problem, VerifyReport
+from headgate.query.scan import Scan
 from headgate.shard import Shard
 from headgate.sharding import bucket, identity, unsharded
 from headgate.table import Table, create_table, open_table
+from headgate.table_ack import TableAck
+from headgate.table_writer import TableWriter
 from headgate.wal.ack import Ack, Receipt
 from headgate.wal.appender import WalAppender
 from headgate.wal.entry import Entry, Put
@@ -60,6 +63,7 @@ __all__ = [
     "Put",
     "Receipt",
     "RunInfo",
+    "Scan",
     "SchemaMismatchError",
     "Shard",
     "ShardStatus",
@@ -70,7 +74,9 @@ __all__ = [
     "StoreError",
     "StoreUnavailableError",
     "Table",
+    "TableAck",
     "TableStatus",
+    "TableWriter",
     "TransactionConflictError",
     "UnsupportedFormatError",
     "UnsupportedStoreError",

@@ -7,28 +7,37 @@ columns means (life), how rows are read (query).
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from headgate.clock import SYSTEM_CLOCK
-from headgate.errors import AlreadyExistsError, CorruptEntryError, InvalidInputError, NotFoundError, SchemaMismatchError
+from headgate.checkpoint import Checkpoint
+from headgate.clock import SYSTEM_CLOCK, map_ordered
+from headgate.config import ShardWriterConfig
+from headgate.errors import AlreadyExistsError, InvalidInputError, NotFoundError, SchemaMismatchError
 from headgate.failpoint import failpoint
 from headgate.indexes import check_indexes
 from headgate.life.alter import with_columns, with_renamed, with_widened, without_columns
+from headgate.life.create import load_if_there, opened
 from headgate.life.status import RunInfo, TableStatus, shard_runs, shard_status
 from headgate.life.verify import VerifyReport, verify_shard
-from headgate.manifest import ManifestChain, ShardManifest, TableManifest
-from headgate.manifest.model import AnyIndex, ShardingRule, WalState
-from headgate.schema import RowRules, check_schema, decode_schema, encode_schema
+from headgate.manifest import TableManifest
+from headgate.manifest.model import AnyIndex, ShardingRule
+from headgate.query.scan import Load, Scan
+from headgate.schema import RowRules, check_schema, encode_schema
 from headgate.shard import Places, Shard
 from headgate.sharding import check_sharding, first_shards, unsharded
-from headgate.store import Location, Store, probe
+from headgate.store import Location, probe
+from headgate.table_writer import TableWriter
+from headgate.view import ReadView
 from headgate.wal.collect import check_trim, trim
 from headgate.watch import SchemaWatch
+from headgate.writer import Freshness
+
+_VIEWS_AT_ONCE = 16
 
 
 class Table:
@@ -127,6 +136,61 @@ class Table:
     def verify(self, deep: bool = False) -> VerifyReport:
         """Walk every shard's log and say what is wrong where. ``deep`` also reads and checks every entry that is left."""
         return VerifyReport.of([verify_shard(shard.log, deep=deep) for shard in self.shards])
+
+    # -- its rows
+
+    def writer(self, config: ShardWriterConfig | None = None, shards: Sequence[str] | None = None) -> TableWriter:
+        """Claim the table for writing. This writes, and fences whoever wrote before.
+
+        Args:
+            shards: claim these only; a row for another is refused, with its shard's name. None: all of them.
+        """
+        return TableWriter(self._watch, self._places, config, shards)
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: str | None = None,
+        limit: int | None = None,
+        at: str | Checkpoint | None = None,
+        freshness: Freshness = "durable",
+    ) -> Scan:
+        """Read rows: the newest version of each key, then the filter, then the limit. Writes nothing.
+
+        Args:
+            columns: which, in this order; None: all.
+            filter: a SQL expression, e.g. ``"value > 0.5 and name like 'a%'"``.
+            at: a checkpoint, or its id or name: the rows as of then, with the columns of now.
+            freshness: "durable": what a crash cannot take back. "memory": also what writers in this process
+                hold and nobody has acknowledged yet.
+
+        Raises:
+            InvalidInputError: no such column, no expression over the columns, or options that exclude each other.
+            NotFoundError: there is no such checkpoint (when rows are read).
+        """
+        rules = self._watch.latest(force=True)
+        return Scan(self._loading(rules, at, freshness), rules, columns=columns, filter=filter, limit=limit)
+
+    def _loading(self, rules: RowRules, at: str | Checkpoint | None = None, freshness: Freshness = "durable") -> Load:
+        """How a read gets its views: one per shard, of the latest table, all by the same rules."""
+        if freshness not in ("durable", "memory"):
+            raise InvalidInputError(f"freshness is {freshness!r}", hint='"durable" or "memory"')
+        id = at.id if isinstance(at, Checkpoint) else at
+        if id is not None and (not isinstance(id, str) or not id):
+            raise InvalidInputError(f"at is {at!r}", hint="a checkpoint, its id or its name")
+        if id is not None and freshness == "memory":
+            raise InvalidInputError("a checkpoint holds what was durable", hint='leave out at=, or freshness="memory"')
+
+        def view(shard: Shard) -> ReadView:
+            taken = shard.reader.view(id)
+            # The table may have changed since the read began: what it was promised is what it gets.
+            return taken if taken.rules is rules else replace(taken, rules=rules)
+
+        def load() -> list[ReadView]:
+            self._watch.latest()  # for those who read a scan again later: shards may have come
+            return list(map_ordered(self._places.clock, view, self.shards, parallel=_VIEWS_AT_ONCE))
+
+        return load
 
     # -- its columns
 
@@ -231,7 +295,7 @@ def create_table(
     places = _places(uri, storage_options, wal_uri, wal_storage_options)
     store = places.table_store()
     chain = places.table_manifests(store)
-    existing = _load(chain)
+    existing = load_if_there(chain)
     if existing is None:
         probe(store, places.clock)
         if places.wal_uri is not None:
@@ -255,11 +319,11 @@ def create_table(
         # The table manifest is created first and decides: of two creators one wins, and its shards are made.
         if chain.create_first(first):
             failpoint("create.table")
-            return _finish_creating(places, store, chain, chain.load())
+            return Table(places, opened(places, store, chain, chain.load()))
         existing = chain.load()
     if if_exists == "error":
         raise AlreadyExistsError(f"there is a table at {places.table.uri}", hint="open it with open_table, or pass if_exists='open'")
-    table = _opened(places, store, chain, existing)
+    table = Table(places, opened(places, store, chain, existing))
     differs = not table.schema.equals(checked) or table.key != names or table.sharding != rule
     if differs or (indexes is not None and set(table.indexes) != set(kept)):
         raise SchemaMismatchError(
@@ -285,14 +349,14 @@ def open_table(
     places = _places(uri, storage_options, wal_uri, wal_storage_options)
     store = places.table_store()
     chain = places.table_manifests(store)
-    manifest = _load(chain)
+    manifest = load_if_there(chain)
     if manifest is None:
         raise NotFoundError(
             f"there is no table at {places.table.uri}", hint="check the URI and the storage options; create_table makes one"
         )
     if wal_uri is None and manifest.wal_uri is not None:
         places = _places(uri, storage_options, manifest.wal_uri, wal_storage_options)
-    return _opened(places, store, chain, manifest)
+    return Table(places, opened(places, store, chain, manifest))
 
 
 def _places(
@@ -308,52 +372,3 @@ def _places(
     if wal_options is None and wal.scheme == table.scheme:
         wal = Location.parse(wal_uri, options)
     return Places(table, wal, SYSTEM_CLOCK)
-
-
-def _load(chain: ManifestChain[TableManifest]) -> TableManifest | None:
-    try:
-        return chain.load()
-    except NotFoundError:
-        return None
-
-
-def _check(chain: ManifestChain[TableManifest], manifest: TableManifest) -> None:
-    """A table manifest that is whole and says what cannot be is damaged too."""
-    try:
-        names = decode_schema(manifest.arrow_schema).names
-        used = [*manifest.key, *(index.column for index in manifest.indexes), manifest.sharding.column]
-        wrong = next((name for name in used if name is not None and name not in names), None)
-        ids = manifest.field_ids
-        if ids and (len(ids) != len(names) or len(set(ids)) != len(ids) or min(ids) < 1 or max(ids) >= manifest.next_field_id):
-            wrong = str(ids)
-        wrong = wrong or next((name for name in manifest.shards if not re.fullmatch("[A-Za-z0-9_-]{1,64}", name)), None)
-        if wrong is not None:
-            raise ValueError(f"{wrong} is no column or no shard")
-    except (pa.ArrowException, ValueError, OSError) as error:
-        key = chain.key(manifest.version)
-        raise CorruptEntryError(f"{key} is no table's manifest: {error}", object=key) from None
-
-
-def _opened(places: Places, store: Store, chain: ManifestChain[TableManifest], manifest: TableManifest) -> Table:
-    _check(chain, manifest)
-    if manifest.state == "dropped":
-        raise NotFoundError(f"the table at {places.table.uri} was dropped", hint="create it again under this or another URI")
-    if manifest.state == "creating":
-        return _finish_creating(places, store, chain, manifest)
-    return Table(places, manifest)
-
-
-def _finish_creating(places: Places, store: Store, chain: ManifestChain[TableManifest], manifest: TableManifest) -> Table:
-    """Make the shards' first manifests, then say that the table is there. Can be repeated, by anyone."""
-    for name in manifest.shards:
-        first = ShardManifest(
-            version=0,
-            id=places.clock.token(),
-            table_id=manifest.table_id,
-            shard=name,
-            wal=WalState(id=manifest.wal_id, uri=manifest.wal_uri, clean_at=0),
-        )
-        places.manifests(store, name, manifest.table_id).create_first(first)
-    failpoint("create.shards")
-    active = chain.commit(lambda m: m.but(state="active") if m.state == "creating" else None)
-    return _opened(places, store, chain, active)
