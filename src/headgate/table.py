@@ -26,10 +26,11 @@ from headgate.life.status import RunInfo, TableStatus, shard_runs, shard_status
 from headgate.life.verify import VerifyReport, verify_shard
 from headgate.manifest import TableManifest
 from headgate.manifest.model import AnyIndex, ShardingRule
+from headgate.query.lookup import asked_keys, lookup
 from headgate.query.scan import Load, Scan
 from headgate.schema import RowRules, check_schema, encode_schema
 from headgate.shard import Places, Shard
-from headgate.sharding import check_sharding, first_shards, unsharded
+from headgate.sharding import check_sharding, first_shards, split_rows, unsharded
 from headgate.store import Location, probe
 from headgate.table_writer import TableWriter
 from headgate.view import ReadView
@@ -171,7 +172,32 @@ class Table:
         rules = self._watch.latest(force=True)
         return Scan(self._loading(rules, at, freshness), rules, columns=columns, filter=filter, limit=limit)
 
-    def _loading(self, rules: RowRules, at: str | Checkpoint | None = None, freshness: Freshness = "durable") -> Load:
+    def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> pa.Table:
+        """The newest rows of these keys, each once, in the order first asked for; keys that are not there are left out.
+
+        Args:
+            keys: a list of values; for a key of several columns a list of tuples, or an Arrow table with them.
+            columns: which, in this order; None: all.
+
+        Raises:
+            InvalidInputError: the table has no key, keys are not of its type, or there is no such column.
+        """
+        rules = self._watch.latest(force=True)
+        wanted = asked_keys(rules, keys)
+        return lookup(self._loading(rules, shards=self._shards_of(wanted)), rules, wanted, columns)
+
+    def _shards_of(self, keys: pa.Table) -> set[str]:
+        """Where these keys can be: no other shard is looked at."""
+        sharding = self.sharding
+        return {part.shard for rows in keys.combine_chunks().to_batches() for part in split_rows(sharding, rows)}
+
+    def _loading(
+        self,
+        rules: RowRules,
+        at: str | Checkpoint | None = None,
+        freshness: Freshness = "durable",
+        shards: set[str] | None = None,
+    ) -> Load:
         """How a read gets its views: one per shard, of the latest table, all by the same rules."""
         if freshness not in ("durable", "memory"):
             raise InvalidInputError(f"freshness is {freshness!r}", hint='"durable" or "memory"')
@@ -188,7 +214,8 @@ class Table:
 
         def load() -> list[ReadView]:
             self._watch.latest()  # for those who read a scan again later: shards may have come
-            return list(map_ordered(self._places.clock, view, self.shards, parallel=_VIEWS_AT_ONCE))
+            chosen = [shard for shard in self.shards if shards is None or shard.id in shards]
+            return list(map_ordered(self._places.clock, view, chosen, parallel=_VIEWS_AT_ONCE))
 
         return load
 
