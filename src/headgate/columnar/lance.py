@@ -134,10 +134,11 @@ class LanceSlice(Slice):
     def nearest(
         self, column: str, query: Any, k: int, metric: str, columns: Sequence[str], *, nprobes: int | None = None
     ) -> tuple[Offsets, npt.NDArray[np.float32]] | None:
-        if not any(column in index["fields"] for index in self._dataset.list_indices()):
+        if not any(column in index.field_names for index in self._dataset.describe_indices()):
             return None
         nearest = {"column": column, "q": query, "k": k, "metric": metric} | ({"nprobes": nprobes} if nprobes else {})
-        found = self._dataset.scanner(columns=[], nearest=nearest, with_row_address=True).to_table()
+        scanner = self._dataset.scanner(columns=["_distance"], nearest=nearest, with_row_address=True)
+        found = next(self._reading(iter([scanner.to_table])))
         return self._offsets(found.column("_rowaddr").combine_chunks()), found.column("_distance").to_numpy()
 
     def _offsets(self, addresses: pa.Array) -> Offsets:
