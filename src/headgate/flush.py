@@ -42,7 +42,7 @@ from headgate.keys import newest_rows
 from headgate.manifest.model import ProducerMark, RunRecord, ShardManifest
 from headgate.memtable import Fresh, MemTable, MemTableStats
 from headgate.run import DELETED
-from headgate.schema import RowRules
+from headgate.schema import RowRules, ids_in
 from headgate.store import RetryPolicy
 from headgate.wal.entry import Entry, Put
 from headgate.wal.fence import Claim, Walk, check_epoch, over_seals
@@ -60,7 +60,7 @@ _FINAL = (FencedError, ClosedError, StoreSyncError, DataLossError)
 class Generations:
     """The MemTables of a writer. ``lock`` is its pipeline's too, so that a view is of one moment."""
 
-    def __init__(self, log: ShardLog, columnar: Columnar, config: ShardWriterConfig, rules: Callable[[], RowRules]) -> None:
+    def __init__(self, log: ShardLog, columnar: Columnar, config: ShardWriterConfig, rules: Callable[[int], RowRules]) -> None:
         self._log, self._columnar, self._config, self._rules, self._clock = log, columnar, config, rules, log.clock
         self.lock = log.clock.lock()
         self._work = log.clock.condition(self.lock)
@@ -77,8 +77,9 @@ class Generations:
         self._generation = 1
         self._flushed_count = self._failures = 0
         self._replayed_entries = self._replayed_rows = 0
-        self.on_taken: Callable[[Fresh], None] | None = None
-        """Told, under the lock, when the active MemTable has grown: for those who keep indexes of it."""
+        self._schema: pa.Schema | None = None
+        self._highest_field = 0  # of all columns that replayed rows have
+        self._on_taken: Callable[[Fresh], None] | None = None
 
     # -- replay
 
@@ -90,6 +91,10 @@ class Generations:
     def replay(self, entry: Entry) -> None:
         """Take an entry of the log back. Outgrown MemTables are flushed at once, so any log opens in bounded memory."""
         self._take(entry.epoch, entry.position, list(entry.puts), entry.size_bytes)
+        for put in entry.puts:
+            if self._schema is None or not put.rows.schema.equals(self._schema, check_metadata=True):
+                self._schema = put.rows.schema
+                self._highest_field = max(self._highest_field, *ids_in(self._schema), 0)
         self._replayed_entries += 1
         self._replayed_rows += sum(put.rows.num_rows for put in entry.puts)
         while len(self._tables) > 1:
@@ -98,12 +103,24 @@ class Generations:
             self._flushed_count += 1
             failpoint("replay.flushed")
 
-    def start(self, claim: Claim, pipeline: Pipeline, producers: Callable[[], dict[str, ProducerMark]]) -> None:
-        """The claim is verified: from now on entries come from the pipeline."""
+    def start(
+        self,
+        claim: Claim,
+        pipeline: Pipeline,
+        producers: Callable[[], dict[str, ProducerMark]],
+        on_taken: Callable[[Fresh], None] | None = None,
+    ) -> None:
+        """The claim is verified: from now on entries come from the pipeline.
+
+        ``on_taken`` is told, under the lock, when the active MemTable has grown: for those who keep indexes of it.
+        """
+        self._on_taken = on_taken
         with self.lock:
             self._walk, self._pipeline, self._producers = None, pipeline, producers
             if not self.active.entries:
                 self._tables = (MemTable(claim.first),)
+            elif on_taken is not None:
+                on_taken(self.active.view())
             self._account()
 
     # -- taking entries
@@ -119,8 +136,8 @@ class Generations:
             self.freeze()
             active = self.active
         active.append(epoch, position, puts, size_bytes, self._clock.monotonic())
-        if self.on_taken is not None:
-            self.on_taken(active.view())
+        if self._on_taken is not None:
+            self._on_taken(active.view())
         if (
             active.bytes >= config.max_memtable_size
             or active.rows >= config.max_memtable_rows
@@ -244,7 +261,8 @@ class Generations:
     def _flush_once(self, memtable: MemTable) -> None:
         """Write a run under a fresh name, then commit it together with the cursor."""
         log, generation = self._log, self._generation
-        rules = self._rules()
+        # Rows that were replayed may have columns that were added since we last looked at the table: they must be known first.
+        rules = self._rules(self._highest_field)
         merged = newest_rows(memtable.puts, rules)
         rows, schema = merged.rows, merged.rows.schema
         if merged.deleted is not None:

@@ -17,6 +17,7 @@ from headgate.columnar import Columnar, open_columnar
 from headgate.config import ShardWriterConfig
 from headgate.manifest import ManifestChain, ShardManifest, TableManifest
 from headgate.manifest.model import AnyIndex
+from headgate.quarantine import Quarantine
 from headgate.schema import RowRules
 from headgate.store import Location, RetryingStore, Store
 from headgate.view import ShardReader
@@ -112,7 +113,10 @@ class Shard:
         config = config or ShardWriterConfig()
         log = self.log if config.fsync else self.places.open_log(self.id, self.table_id, fsync=False)
         columnar = self.places.columnar(fsync=config.fsync) if config.enable_memtable else None
-        return ShardWriter(log, self.rules, config, columnar)
+        quarantine = None
+        if config.on_bad_rows == "quarantine":
+            quarantine = Quarantine(self.places.table_store(fsync=config.fsync), self.places.clock, self.id)
+        return ShardWriter(log, self.rules, config, columnar, self.watch, quarantine)
 
     def tail(self, start: int | None = None, follow: bool = True) -> Iterator[Entry]:
         """The log's entries, from a position on; with ``follow`` it waits at the tip for more."""

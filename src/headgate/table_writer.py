@@ -25,7 +25,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -97,6 +97,16 @@ class _Turns:
                 self._taken.discard(name)
                 if self._waiting:
                     self._given_back.notify_all()
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What one put comes to: the rules that its rows keep to, the rows of each shard, and those that cannot be taken."""
+
+    rules: RowRules
+    op: Op
+    parts: Sequence[Part]
+    bad: pa.RecordBatch | None
 
 
 class _Producer:
@@ -199,7 +209,8 @@ class TableWriter:
         rules, rows, bad = self._fitted(op, data)
         parts = split_rows(self._routed_by(rules), rows) if rows is not None else []
         self._see_held(parts)
-        ack = self._place(parts, op, None, None, bad) if named is None else self._place_in_order(parts, op, *named, bad)
+        batch = _Batch(rules, op, parts, bad)
+        ack = self._place(batch, None, None) if named is None else self._place_in_order(batch, *named)
         if self._config.durable_write:
             ack.wait()
         return ack
@@ -246,17 +257,17 @@ class TableWriter:
             add_shards(self._watch, self._places, {part.shard: part.value for part in absent})
             self._open([part.shard for part in absent])
 
-    def _place_in_order(self, parts: Sequence[Part], op: Op, producer: str, sequence: int, bad: pa.RecordBatch | None) -> TableAck:
+    def _place_in_order(self, batch: _Batch, producer: str, sequence: int) -> TableAck:
         """One producer's puts go in one after another, so that none overtakes in any shard."""
         with self._turns.turn(producer, self._config.put_timeout):
             known = self._producers.get(producer) or _Producer()
             if (first := known.acks.get(sequence)) is not None:
                 return first
-            self._check_order(known, parts, producer, sequence)
-            for part in parts:
+            self._check_order(known, batch.parts, producer, sequence)
+            for part in batch.parts:
                 if part.shard not in known.before:
                     known.before[part.shard] = self._writers[part.shard].producer_sequence(producer)
-            ack = self._place(parts, op, producer, sequence, bad)
+            ack = self._place(batch, producer, sequence)
             known.take(sequence, ack)
             self._producers[producer] = known
             return ack
@@ -279,13 +290,13 @@ class TableWriter:
                     hint="open another writer, and send all that was not acknowledged again, in order",
                 )
 
-    def _place(self, parts: Sequence[Part], op: Op, producer: str | None, sequence: int | None, bad: pa.RecordBatch | None) -> TableAck:
+    def _place(self, batch: _Batch, producer: str | None, sequence: int | None) -> TableAck:
         """Reserve room everywhere, keep the bad rows, then hand over the good ones."""
-        writers = self._writers
-        if len(parts) == 1 and bad is None:
+        writers, parts, rules, op = self._writers, batch.parts, batch.rules, batch.op
+        if len(parts) == 1 and batch.bad is None:
             shard, rows = parts[0].shard, parts[0].rows
             try:
-                ack = writers[shard].put_rows(rows, op, producer, sequence, consecutive=False)
+                ack = writers[shard].put_rows(rows, op, producer, sequence, rules=rules, consecutive=False)
             except HeadgateError as error:
                 raise failure({}, {shard: error}) from error
             return TableAck({shard: ack}, self._clock)
@@ -302,11 +313,12 @@ class TableWriter:
                     raise failure({}, {part.shard: error}) from error
                 reserved.callback(self._release, part.shard, size, acks)
             failpoint("table.reserved")
-            if bad is not None:
+            if batch.bad is not None:
                 assert self._quarantine is not None
-                self._quarantine.keep(bad, producer, sequence)
+                self._quarantine.keep(batch.bad, producer, sequence)
             for part, size in zip(parts, sizes, strict=True):
-                acks[part.shard] = writers[part.shard].put_reserved(part.rows, op, producer, sequence, size, consecutive=False)
+                writer = writers[part.shard]
+                acks[part.shard] = writer.put_reserved(part.rows, op, producer, sequence, size, rules=rules, consecutive=False)
                 failpoint("table.placed")
         return TableAck(acks, self._clock)
 

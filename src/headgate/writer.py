@@ -28,21 +28,26 @@ from headgate.errors import (
     InvalidInputError,
     OutcomeUnknownError,
     OutOfSequenceError,
+    SchemaMismatchError,
 )
 from headgate.failpoint import failpoint
 from headgate.flush import Generations
+from headgate.keys import rows_of
 from headgate.manifest.model import ChainPoint, ProducerMark, ShardManifest
-from headgate.memtable import MemTableStats, unpinned
+from headgate.memtable import Fresh, MemTableStats, unpinned
+from headgate.quarantine import Quarantine, split_bad
+from headgate.query.fresh_index import FreshIndexes, FreshIndexStats
 from headgate.query.scan import Scan
-from headgate.schema import RowRules, as_now, ids_in
+from headgate.schema import RowRules, one_batch
 from headgate.store import RetryPolicy
 from headgate.view import ReadView, RunCache
-from headgate.wal.ack import Ack, decided
+from headgate.wal.ack import Ack, decided, nothing
 from headgate.wal.appender import EpochWriter
 from headgate.wal.entry import Op, Put, encoded_bytes
 from headgate.wal.fence import check_epoch, open_epoch
 from headgate.wal.log import ShardLog
 from headgate.wal.pipeline import Pipeline
+from headgate.watch import SchemaWatch
 
 logger = logging.getLogger("headgate")
 
@@ -105,17 +110,28 @@ class ShardWriter:
     is done for good: it never reopens by itself.
     """
 
-    def __init__(self, log: ShardLog, rules: RowRules, config: ShardWriterConfig, columnar: Columnar | None = None) -> None:
-        if config.on_bad_rows == "quarantine":
-            raise InvalidInputError("on_bad_rows='quarantine' is not available in this version", hint="use on_bad_rows='fail'")
-        self._log, self._rules, self._config, self._clock = log, rules, config, log.clock
+    def __init__(
+        self,
+        log: ShardLog,
+        rules: RowRules,
+        config: ShardWriterConfig,
+        columnar: Columnar | None = None,
+        watch: SchemaWatch | None = None,
+        quarantine: Quarantine | None = None,
+    ) -> None:
+        if config.on_bad_rows == "quarantine" and quarantine is None:
+            raise InvalidInputError("bad rows need a place to be kept", hint="open the writer with shard.writer()")
+        if watch is not None:
+            watch.refresh()  # the predecessor may have known columns that this handle has not heard of
+        self._first_rules, self._watch = rules, watch
+        self._log, self._config, self._clock, self._quarantine = log, config, log.clock, quarantine
         policy = RetryPolicy(retries=config.max_wal_persist_retries, base_delay=config.wal_persist_retry_base_delay)
         self._generations: Generations | None = None
         self._runs: RunCache | None = None
         if config.enable_memtable:
             if columnar is None:
                 raise InvalidInputError("a writer with a MemTable needs a place for its runs", hint="open it with shard.writer()")
-            self._generations = Generations(log, columnar, config, lambda: self._rules)
+            self._generations = Generations(log, columnar, config, self._rules_for)
             self._runs = RunCache(columnar)
             claim = open_epoch(log, replay=self._generations.replay, begin=self._generations.begin)
         else:
@@ -139,8 +155,12 @@ class ShardWriter:
         self._cleanness: Literal["dirty", "deciding", "clean"] = "dirty"
         self._cleanness_decided = self._clock.condition(self._pipeline.lock)
         self._closed = False
+        self._indexes: FreshIndexes | None = None
         if generations is not None:
-            generations.start(claim, self._pipeline, lambda: self._marks)
+            self._indexes = FreshIndexes(
+                config, lambda: watch.manifest.indexes if watch is not None else (), lambda: self.rules, self._clock, log.shard
+            )
+            generations.start(claim, self._pipeline, lambda: self._marks, self._index)
 
         self._recorded = claim.first.position  # everything before it is in the manifest as seen
         self._keeper_lock = self._clock.lock()
@@ -175,30 +195,66 @@ class ShardWriter:
             BackpressureTimeoutError: no room within ``put_timeout``, nothing was accepted.
             FencedError, WriterPoisonedError, ClosedError: this writer writes no more.
         """
-        return self._submit(self._rules.upsert(data), "upsert", producer, sequence)
+        return self._submit("upsert", data, producer, sequence)
 
     def delete(self, keys: Any, *, producer: str | None = None, sequence: int | None = None) -> Ack:
         """Delete rows by key: data with the key columns (others are ignored). Otherwise as ``put``."""
-        return self._submit(self._rules.delete(keys), "delete", producer, sequence)
+        return self._submit("delete", keys, producer, sequence)
 
-    def _submit(self, rows: pa.RecordBatch, op: Op, producer: str | None, sequence: int | None) -> Ack:
-        if producer is None and sequence is None:
-            ack = self.put_rows(rows, op)
+    def _submit(self, op: Op, data: Any, producer: str | None, sequence: int | None) -> Ack:
+        named = (None, None) if producer is None and sequence is None else checked_sequence(producer, sequence)
+        if self._quarantine is not None:
+            rules, rows = self._without_bad(op, data, *named)
+            if rows is None:
+                return nothing(self._clock)
+        elif self._watch is not None:
+            rules, rows = self._watch.upsert(data) if op == "upsert" else self._watch.delete(data)
         else:
-            ack = self.put_rows(rows, op, *checked_sequence(producer, sequence))
+            rules = self._first_rules
+            rows = rules.upsert(data) if op == "upsert" else rules.delete(data)
+        ack = self.put_rows(rows, op, *named, rules=rules)
         if self._config.durable_write:
             ack.wait()
         return ack
 
+    def _without_bad(self, op: Op, data: Any, producer: str | None, sequence: int | None) -> tuple[RowRules, pa.RecordBatch | None]:
+        """The rows that can be taken; the others are kept in quarantine first, so nothing is dropped without a trace."""
+        assert self._quarantine is not None
+        rules = self.rules
+        if type(data) is not pa.RecordBatch and not isinstance(data, list | tuple):
+            data = one_batch(data, rules.schema if op == "upsert" else rules.key_schema)
+        try:
+            good, bad = split_bad(rules, data, op)
+        except SchemaMismatchError:
+            if self._watch is None or (latest := self._watch.latest(force=True)) is rules:
+                raise
+            rules = latest
+            good, bad = split_bad(rules, data, op)
+        if bad is not None:
+            self._quarantine.keep(bad, producer, sequence)
+        return rules, good
+
+    @property
+    def quarantined_rows(self) -> int:
+        """How many rows this writer could not take and has put under ``quarantine/``."""
+        return self._quarantine.rows if self._quarantine is not None else 0
+
     # -- for those who have checked the rows already (TableWriter)
 
     def put_rows(
-        self, rows: pa.RecordBatch, op: Op, producer: str | None = None, sequence: int | None = None, *, consecutive: bool = True
+        self,
+        rows: pa.RecordBatch,
+        op: Op,
+        producer: str | None = None,
+        sequence: int | None = None,
+        *,
+        rules: RowRules | None = None,
+        consecutive: bool = True,
     ) -> Ack:
-        """Queue rows that ``rules`` has passed. ``consecutive``: a producer's sequences follow each other in this shard."""
+        """Queue rows that ``rules`` have passed. ``consecutive``: a producer's sequences follow each other in this shard."""
         size = self.size_of(rows)
         put = Put(unpinned(rows), op, producer, sequence)
-        schema, timeout = self._rules.log_schema, self._config.put_timeout
+        schema, timeout = (rules or self.rules).log_schema, self._config.put_timeout
         if producer is None or sequence is None:
             return self._pipeline.submit(put, schema, size, timeout=timeout)
         return self._pipeline.submit(put, schema, size, timeout=timeout, admit=lambda ack: self._admit(put, ack, consecutive))
@@ -219,11 +275,12 @@ class ShardWriter:
         sequence: int | None,
         size_bytes: int,
         *,
+        rules: RowRules | None = None,
         consecutive: bool = True,
     ) -> Ack:
         """Queue rows for which there is room. Never blocks; if the writer has failed meanwhile, the Ack has."""
         put = Put(unpinned(rows), op, producer, sequence)
-        schema = self._rules.log_schema
+        schema = (rules or self.rules).log_schema
         if producer is None or sequence is None:
             return self._pipeline.submit_reserved(put, schema, size_bytes)
         return self._pipeline.submit_reserved(put, schema, size_bytes, admit=lambda ack: self._admit(put, ack, consecutive))
@@ -244,7 +301,13 @@ class ShardWriter:
     @property
     def rules(self) -> RowRules:
         """What rows may look like now."""
-        return self._rules
+        return self._watch.rules if self._watch is not None else self._first_rules
+
+    def _rules_for(self, field_id: int) -> RowRules:
+        """Rules that know of a column: rows of a predecessor may have one that was added since we last looked."""
+        if self._watch is not None and field_id >= self._watch.manifest.next_field_id > 0:
+            self._watch.refresh()
+        return self.rules
 
     def _admit(self, put: Put, ack: Ack, consecutive: bool) -> Ack | None:
         """Under the pipeline's lock, right before a put is accepted: a duplicate gets the first copy's Ack.
@@ -292,6 +355,14 @@ class ShardWriter:
             known.mark = mark
             while len(known.acks) > _ACKS_KEPT_PER_PRODUCER and next(iter(known.acks.values())).done():
                 known.acks.popitem(last=False)
+
+    def _index(self, fresh: Fresh) -> None:
+        """Under the lock: rows were taken. A row that cannot be indexed is no reason to fail its put: searches look at it themselves."""
+        try:
+            assert self._indexes is not None
+            self._indexes.taken(fresh)
+        except Exception as error:
+            logger.warning("shard %s: fresh rows could not be indexed: %s", self.shard, error)
 
     def flush(self) -> None:
         """Wait until everything put so far is in a committed generation. WAL-only: until it is durable. Raises what went wrong."""
@@ -419,6 +490,12 @@ class ShardWriter:
         flushing = self._generations is not None and self._generations.thread_alive()
         return self._pipeline.threads_alive() + self._keeper.is_alive() + flushing
 
+    def index_stats(self) -> FreshIndexStats:
+        """How far the words of fresh rows are made, for text searches."""
+        self._with_memtable("index_stats")
+        assert self._indexes is not None
+        return self._indexes.stats()
+
     def memtable_stats(self) -> MemTableStats:
         """The rows that are in no committed generation yet. Right from the moment ``open`` returns."""
         return self._with_memtable("memtable_stats").stats()
@@ -428,9 +505,10 @@ class ShardWriter:
         generations = self._with_memtable("active_memtable")
         with generations.lock:
             fresh = generations.active.view()
-        names = self._rules.schema.names
-        batches = [as_now(put.rows, ids_in(put.rows.schema), self._rules, names) for put in fresh.puts if put.op == "upsert"]
-        return pa.Table.from_batches(batches, schema=pa.schema([f.with_nullable(True) for f in self._rules.schema]).remove_metadata())
+        rules = self.rules
+        return rows_of([put for put in fresh.puts if put.op == "upsert"], rules, rules.schema.names).cast(
+            pa.schema([f.with_nullable(True) for f in rules.schema]).remove_metadata()
+        )
 
     def view(self, freshness: Freshness = "durable") -> ReadView:
         """One state of the shard: what is in memory here, and all runs that the latest manifest names.
@@ -461,7 +539,7 @@ class ShardWriter:
                 continue  # what was pending may be in a run by now, and below something newer
             runs = self._runs.open(manifest.runs)
             fresh = tuple(part for part in fresh if part.count and part.memtable.end.position > cursor)
-            return ReadView(self.shard, self._rules, runs, fresh, pending, cache=self._runs, version=manifest.version)
+            return ReadView(self.shard, self.rules, runs, fresh, pending, cache=self._runs, version=manifest.version)
         raise CommitConflictError(
             f"shard {self.shard} flushes faster than it can be read", hint='try again, or read with freshness="durable"'
         )
@@ -479,7 +557,7 @@ class ShardWriter:
             freshness: "durable": what a crash cannot take back. "memory": rows not yet acknowledged too.
         """
         self._with_memtable("scan")
-        return Scan(lambda: [self.view(freshness)], self._rules, columns=columns, filter=filter, limit=limit)
+        return Scan(lambda: [self.view(freshness)], self.rules, columns=columns, filter=filter, limit=limit)
 
     def _with_memtable(self, what: str) -> Generations:
         if self._generations is None:
@@ -501,6 +579,8 @@ class ShardWriter:
                 return
             if self._generations is not None:
                 self._generations.freeze_if_old()
+            if self._watch is not None:
+                self._look_at_the_table(self._watch)
             now, position = self._clock.monotonic(), self._pipeline.acknowledged_position + 1
             if position != last_position:
                 last_position, last_change = position, now
@@ -517,6 +597,13 @@ class ShardWriter:
                 except HeadgateError as error:  # a record is a safeguard: the next one makes up for it
                     logger.warning("shard %s: progress could not be recorded, trying again later: %s", self.shard, error.message)
                 last_record = now
+
+    def _look_at_the_table(self, watch: SchemaWatch) -> None:
+        """Learn of columns that others have changed."""
+        try:
+            watch.latest()
+        except HeadgateError as error:  # the next look makes up for it; a put that does not fit looks by itself
+            logger.debug("shard %s: the table's manifest could not be read: %s", self.shard, error.message)
 
     def _record(self, *, clean: bool) -> None:
         pipeline = self._pipeline
@@ -549,6 +636,8 @@ class ShardWriter:
             self._stop_keeper(None)
             if self._generations is not None:
                 self._generations.stop(None)
+            if self._indexes is not None:
+                self._indexes.stop()
         failpoint("close.drained")
         self._record(clean=True)
 
@@ -561,6 +650,8 @@ class ShardWriter:
         self._stop_keeper(_ABORT_SECONDS)
         if self._generations is not None:
             self._generations.stop(_ABORT_SECONDS)
+        if self._indexes is not None:
+            self._indexes.stop()
         if ended and not self._keeper.is_alive() and not isinstance(self._pipeline.failure, FencedError):
             recorder = self._clock.spawn(self._record_quietly, name=f"headgate-abort-{self.shard}")
             recorder.join(_ABORT_SECONDS)

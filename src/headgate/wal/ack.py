@@ -130,7 +130,8 @@ class Ack:
     def _outcome(self) -> Receipt:
         if self._error is not None:
             raise copy.copy(self._error)  # many threads may raise it: each its own traceback
-        assert self._place is not None
+        if self._place is None:
+            return Receipt({})  # nothing was left to put
         shard, epoch, position = self._place
         return Receipt({shard: (epoch, position)}, duplicate=self._duplicate)
 
@@ -154,5 +155,13 @@ def decided(clock: Clock, shard: str, epoch: int, position: int) -> Ack:
     ack = Ack(clock)
     ack._duplicate = True
     ack._decide((shard, epoch, position))
+    ack._wake()
+    return ack
+
+
+def nothing(clock: Clock) -> Ack:
+    """The Ack of a put of which no row was left."""
+    ack = Ack(clock)
+    ack._decide(None)
     ack._wake()
     return ack
