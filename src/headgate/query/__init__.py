@@ -1,0 +1,1 @@
+"""Reads: many sources as one table."""

@@ -1,0 +1,149 @@
+"""Lookups: the newest rows of given keys.
+
+Owns: finding keys newest source first, and reading no more than the rows found. Does not own: where
+keys are (memory, run_index), views.
+
+A key is settled by the newest source that has it; older ones are not asked. So a lookup needs no
+masks, only to know where keys are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from headgate.errors import InvalidInputError
+from headgate.keys import KeyOrder, Keys, Offsets
+from headgate.query.mask import Mask
+from headgate.query.scan import Load, chosen_columns, result_schema, whole
+from headgate.query.shadow import KEY_BUDGET_BYTES, load_keys
+from headgate.query.sources import MemorySource, RunSource, in_memory, runs_of
+from headgate.schema import RowRules
+from headgate.view import ReadView
+
+
+def lookup(load: Load, rules: RowRules, keys: Any, columns: Sequence[str] | None = None) -> pa.Table:
+    """The newest row of each of these keys that there is one of, each once, in the order first asked for.
+
+    Args:
+        load: the views to read, one per shard.
+        keys: values of the key column; for several columns tuples, dicts, or anything Arrow that has them.
+        columns: which, in this order; None: all.
+
+    Raises:
+        InvalidInputError: the table has no key, keys are not of its type, or there is no such column.
+    """
+    chosen = chosen_columns(rules, columns)
+    order, wanted = KeyOrder(rules), asked_keys(rules, keys)
+    all_keys = order.of(wanted)
+    newest = all_keys.newest()  # each once, ascending
+    distinct = all_keys if newest is None else all_keys.take(newest)
+    first = _first_asked(all_keys, distinct)
+    return whole(load, lambda views: _looked_up(views, rules, chosen, distinct, first))
+
+
+def asked_keys(rules: RowRules, keys: Any) -> pa.Table:
+    """Keys as a user gives them, as a table of the key columns."""
+    if not rules.key:
+        raise InvalidInputError("the table has no key to look up by", hint="scan it with a filter")
+    types = [rules.schema.field(name).type for name in rules.key]
+    try:
+        if isinstance(keys, pa.Array | pa.ChunkedArray):
+            keys = pa.table([keys], names=list(rules.key)[:1])
+        if hasattr(keys, "__arrow_c_stream__") or hasattr(keys, "__arrow_c_array__"):
+            table = pa.table(keys) if hasattr(keys, "__arrow_c_stream__") else pa.table(pa.record_batch(keys))
+            arrays = [table.column(name).cast(kind) for name, kind in zip(rules.key, types, strict=True)]
+        else:
+            arrays = _arrays(rules.key, types, list(keys) if not isinstance(keys, str | bytes | Mapping) else None)
+    except InvalidInputError:
+        raise
+    except (pa.ArrowException, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InvalidInputError(
+            f"the keys cannot be read: {error}", hint=f"the key is {', '.join(f'{n} {t}' for n, t in zip(rules.key, types, strict=True))}"
+        ) from None
+    if any(array.null_count for array in arrays):
+        raise InvalidInputError("a key is null", hint="no row has such a key: leave it out")
+    return pa.table(arrays, names=list(rules.key))
+
+
+def _arrays(names: Sequence[str], types: Sequence[pa.DataType], keys: list[Any] | None) -> list[pa.Array]:
+    if keys is None:
+        raise InvalidInputError("the keys are not a list", hint="pass a list of keys, also for one: [key]")
+    if keys and isinstance(keys[0], Mapping):
+        return [pa.array([key[name] for key in keys], kind) for name, kind in zip(names, types, strict=True)]
+    if len(names) == 1:
+        if any(isinstance(key, tuple | list) for key in keys):
+            keys = [key[0] if isinstance(key, tuple | list) and len(key) == 1 else key for key in keys]
+        return [pa.array(keys, types[0])]
+    if any(not isinstance(key, tuple | list) or len(key) != len(names) for key in keys):
+        raise InvalidInputError("a key is no tuple of the key's columns", hint=f"pass tuples of ({', '.join(names)})")
+    return [pa.array([key[number] for key in keys], kind) for number, kind in enumerate(types)]
+
+
+def _first_asked(asked: Keys, distinct: Keys) -> Offsets:
+    """For each distinct key, where it was asked for first."""
+    if len(asked) == len(distinct):
+        return distinct.find(asked).argsort()
+    at = distinct.find(asked)
+    first = np.full(len(distinct), len(asked), np.int64)
+    np.minimum.at(first, at, np.arange(len(asked)))
+    return first
+
+
+def _looked_up(views: Sequence[ReadView], rules: RowRules, columns: Sequence[str], keys: Keys, first: Offsets) -> pa.Table:
+    schema = result_schema(rules, columns)
+    parts: list[pa.RecordBatch] = []
+    numbers: list[Offsets] = []
+    budget = KEY_BUDGET_BYTES // max(1, len(views))
+    left = np.arange(len(keys))
+    for view in views:
+        left = _in_view(view, rules, columns, keys, left, budget, parts, numbers)
+    rows = [pa.RecordBatch.from_arrays(part.columns, schema=schema) if columns else part for part in parts]
+    if not rows:
+        return schema.empty_table()
+    table = pa.Table.from_batches(rows).combine_chunks()
+    asked = first[np.concatenate(numbers)]
+    return table.take(pa.array(np.argsort(asked))) if len(asked) > 1 else table
+
+
+def _in_view(
+    view: ReadView,
+    rules: RowRules,
+    columns: Sequence[str],
+    keys: Keys,
+    left: Offsets,
+    budget: int,
+    parts: list[pa.RecordBatch],
+    numbers: list[Offsets],
+) -> Offsets:
+    """Take what a shard has of the keys that are left; the others are given back."""
+    for rows in reversed(in_memory(view)):
+        if not len(left):
+            return left
+        at = rows.find(keys.take(left))
+        here = at >= 0
+        live = here.copy()
+        live[here] = ~rows.is_deleted(at[here])
+        if live.any():
+            parts.append(MemorySource(rows, Mask(rows.rows)).take(at[live], columns))
+            numbers.append(left[live])
+        left = left[~here]
+    known = runs_of(view)
+    if len(left):
+        load_keys(known, budget)
+    for run in reversed(view.runs):
+        if not len(left):
+            break
+        index = known.indexes[run.record.id]
+        at = index.find(keys.take(left))
+        here = at >= 0
+        live = here.copy()
+        live[here] = ~index.is_deleted(at[here])
+        if live.any():
+            parts.append(RunSource(run, rules, Mask(run.rows)).take(at[live], columns))
+            numbers.append(left[live])
+        left = left[~here]
+    return left

@@ -1,0 +1,162 @@
+"""Where keys are in a run.
+
+Owns: a run's keys, as far as they are kept in memory, and finding some among them. Does not own:
+which rows count (shadow).
+
+Of every run one key in ``BLOCK_ROWS`` is kept once its keys were read, and all of them as long as
+the budget lasts. With all of them a key is found without a read. Without, the blocks that may hold
+what is looked for are read, or the whole column when that is most of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from headgate.keys import Bools, KeyOrder, Keys, Offsets
+from headgate.query.mask import Mask
+from headgate.run import DELETED, OpenRun
+from headgate.schema import RowRules, as_now
+
+BLOCK_ROWS = 1024
+KEY_BATCH_ROWS = 1 << 17
+_FEW_BLOCKS = 64
+_PROBES = 64
+
+
+class RunIndex:
+    """The keys of one run. What it knows grows and never changes."""
+
+    def __init__(self, run: OpenRun, rules: RowRules, order: KeyOrder) -> None:
+        self.run, self._rules, self._order = run, rules, order
+        self.rows = run.rows
+        self.token = run.record.id
+        numbers = {name: id for id, name in zip(rules.field_ids, rules.schema.names, strict=True)}
+        self._columns = [run.names[numbers[name]] for name in rules.key]
+        self.keys: Keys | None = None
+        self._sample: Keys | None = None
+        self._deleted: Mask | None = None
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(keys.nbytes for keys in (self.keys, self._sample) if keys is not None)
+
+    @property
+    def sample(self) -> Keys:
+        """One key in ``BLOCK_ROWS``, from the first on; of a run whose keys were read."""
+        assert self._sample is not None
+        return self._sample
+
+    def load(self, budget_bytes: int) -> None:
+        """Read the keys, if that was not done, and keep all of them if they take no more than this."""
+        if self._sample is not None:
+            return
+        kept: list[Keys] | None = []
+        sample, size, at = [], 0, 0
+        for keys in self._read(0, self.rows):
+            wanted = np.arange(-at % BLOCK_ROWS, len(keys), BLOCK_ROWS)
+            sample.append(keys.take(wanted))
+            at += len(keys)
+            size += keys.nbytes
+            if size > budget_bytes:
+                kept = None
+            elif kept is not None:
+                kept.append(keys)
+        none = self._order.none()
+        if kept is not None:
+            self.keys = none.joined(*kept)
+        self._sample = none.joined(*sample)
+
+    def deleted(self) -> Mask | None:
+        """Which rows are tombstones. None: none is."""
+        if not self.run.record.tombstones:
+            return None
+        if self._deleted is None:
+            parts = [batch.column(0) for batch in self.run.scan([DELETED], batch_rows=1 << 20)]
+            self._deleted = Mask(self.rows, pa.concat_arrays(parts))
+        return self._deleted
+
+    def is_deleted(self, offsets: Offsets) -> Bools:
+        deleted = self.deleted()
+        return np.zeros(len(offsets), np.bool_) if deleted is None else deleted.at(offsets)
+
+    def between(self, start: int, stop: int) -> Keys:
+        """The keys of some rows that follow each other."""
+        if self.keys is not None:
+            return self.keys.part(start, stop)
+        return self._order.none().joined(*self._read(start, stop)) if start < stop else self._order.none()
+
+    def at(self, offsets: Offsets) -> Keys:
+        """The keys of some rows."""
+        if self.keys is not None or not len(offsets):
+            return (self._order.none() if self.keys is None else self.keys).take(offsets)
+        return self._keys(self.run.take(offsets, self._columns))
+
+    def chunks(self) -> Iterator[tuple[int, Keys]]:
+        """All keys, in order, with the offset of the first of each part."""
+        if self.keys is not None:
+            yield 0, self.keys
+            return
+        at = 0
+        for keys in self._read(0, self.rows):
+            yield at, keys
+            at += len(keys)
+
+    def _read(self, start: int, stop: int) -> Iterator[Keys]:
+        for batch in self.run.scan(self._columns, start=start, stop=stop, batch_rows=KEY_BATCH_ROWS):
+            yield self._keys(batch)
+
+    def _keys(self, batch: pa.RecordBatch) -> Keys:
+        return self._order.of(as_now(batch, self.run.names, self._rules, self._rules.key))
+
+    def find(self, keys: Keys) -> Offsets:
+        """The offset of each of these keys, which ascend; -1: not there."""
+        if self.keys is not None:
+            return self.keys.find(keys)
+        if self._sample is None or not len(keys) or not self.rows:
+            return self._find_by_scan(keys)
+        blocks = _last_not_above(self._sample, keys)
+        touched = np.unique(blocks[blocks >= 0])
+        if len(touched) > max(_FEW_BLOCKS, len(self._sample) // 8):
+            return self._find_by_scan(keys)
+        found = np.full(len(keys), -1, np.int64)
+        for group in np.split(touched, np.flatnonzero(np.diff(touched) > 1) + 1) if len(touched) else []:
+            start = int(group[0]) * BLOCK_ROWS
+            first, last = np.searchsorted(blocks, [group[0], group[-1] + 1])
+            at = self.between(start, min(self.rows, (int(group[-1]) + 1) * BLOCK_ROWS)).find(keys.part(first, last))
+            found[first:last] = np.where(at >= 0, at + start, -1)
+        return found
+
+    def _find_by_scan(self, keys: Keys) -> Offsets:
+        found = np.full(len(keys), -1, np.int64)
+        for start, part in self.chunks():
+            first = int(keys.positions(part.part(0, 1))[0])
+            last = int(keys.positions(part.part(len(part) - 1, len(part)))[0]) + 1
+            at = part.find(keys.part(first, last))
+            found[first:last] = np.where(at >= 0, at + start, found[first:last])
+        return found
+
+    def lower_bound(self, key: Keys) -> int:
+        """How many rows have keys less than this one. Reads few of them."""
+        if self.keys is not None:
+            return int(self.keys.positions(key)[0])
+        low, high = 0, self.rows
+        if self._sample is not None:
+            block = int(self._sample.positions(key)[0])
+            low, high = max(0, block - 1) * BLOCK_ROWS, min(self.rows, block * BLOCK_ROWS)
+        while high - low > BLOCK_ROWS:  # each round leaves one part in 64
+            probes = np.unique(np.linspace(low, high - 1, _PROBES).astype(np.int64))
+            less = int(self.at(probes).positions(key)[0])
+            high = int(probes[less]) if less < len(probes) else high
+            low = int(probes[less - 1]) + 1 if less else low
+        return low + int(self.between(low, high).positions(key)[0])
+
+
+def _last_not_above(sample: Keys, keys: Keys) -> Offsets:
+    """For each key the last sample that is not greater; -1: all are."""
+    at = sample.positions(keys)
+    inside = np.minimum(at, len(sample) - 1)
+    same = (at < len(sample)) & sample.take(inside).equal(keys)
+    return at - 1 + same

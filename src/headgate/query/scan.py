@@ -1,0 +1,233 @@
+"""Scans: the rows of a table that count, filtered, cut to a limit, as Arrow, in order of nothing but their sources.
+
+Owns: what a scan asks for, reading it source by source, and beginning again when a run was collected
+underneath. Does not own: which rows count (sources), which view (view, shard).
+
+A run that is named may be replaced and collected while it is read. Nothing is wrong then, and a
+newer view has all its rows. But rows of two views must not be mixed: what was given out cannot be
+taken back. So the scan begins again only as long as nothing was given out; after that it ends in
+``SnapshotExpiredError``. It never just ends early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from headgate.columnar.expression import Filter
+from headgate.errors import DataLossError, InvalidInputError, ObjectMissingError, SnapshotExpiredError
+from headgate.query.shadow import KEY_BUDGET_BYTES
+from headgate.query.sources import Source, sources_of
+from headgate.schema import RowRules
+from headgate.view import ReadView
+
+Load = Callable[[], Sequence[ReadView]]
+Result = TypeVar("Result")
+
+_RELOADS_MAX = 8
+_FILTER_ROWS = 1 << 17
+
+
+class Scan:
+    """Rows to be read, as often as wanted: each call reads the table as it is then.
+
+    Args:
+        load: the views to read, one per shard.
+        rules: the table of now.
+        columns: which, in this order; None: all.
+        filter: a SQL expression over any of the table's columns.
+        limit: at most so many rows.
+
+    Raises:
+        InvalidInputError: there is no such column, the filter is no expression over the columns, or
+            the limit is no number of rows. Nothing is read before.
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        rules: RowRules,
+        *,
+        columns: Sequence[str] | None = None,
+        filter: str | None = None,
+        limit: int | None = None,
+    ) -> None:
+        self._load, self._rules = load, rules
+        self.columns = chosen_columns(rules, columns)
+        self._filter = None if filter is None else Filter(filter, rules.schema)
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+            raise InvalidInputError(f"the limit is {limit!r}", hint="a whole number of rows, 0 or more, or None")
+        self._limit = limit
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the result: the table's, with the columns asked for."""
+        return result_schema(self._rules, self.columns)
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows batch by batch, in bounded memory.
+
+        Raises:
+            SnapshotExpiredError: what is being read was collected meanwhile. Scan again.
+        """
+        schema = self.schema
+        return streamed(self._load, lambda views: (_exactly(rows, schema) for rows in self._rows(views)))
+
+    def to_arrow(self) -> pa.Table:
+        schema = self.schema
+        batches = whole(self._load, lambda views: [_exactly(rows, schema) for rows in self._rows(views)])
+        return pa.Table.from_batches(batches, schema)
+
+    def count(self) -> int:
+        """How many rows; without a filter none of them is read."""
+        if self._filter is None:
+            rows = whole(self._load, lambda views: sum(source.mask.count for source in _sources(views)))
+        else:
+            rows = whole(self._load, lambda views: sum(batch.num_rows for batch in self._rows(views, ())))
+        return rows if self._limit is None else min(rows, self._limit)
+
+    def to_pandas(self, **options: Any) -> Any:
+        return self.to_arrow().to_pandas(**options)
+
+    def to_polars(self) -> Any:
+        import polars
+
+        return polars.from_arrow(self.to_arrow())
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        reader = pa.RecordBatchReader.from_batches(self.schema, self.to_batches())
+        return reader.__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        return f"Scan(columns={self.columns}, filter={self._filter}, limit={self._limit})"
+
+    def _rows(self, views: Sequence[ReadView], columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        wanted = self.columns if columns is None else columns
+        return limited((rows for source in _sources(views) for _, rows in visible_rows(source, wanted, self._filter)), self._limit)
+
+
+def _sources(views: Sequence[ReadView]) -> Iterator[Source]:
+    """Of all shards, one after the other; they share what may be kept of keys."""
+    for view in views:
+        yield from sources_of(view, key_budget_bytes=KEY_BUDGET_BYTES // max(1, len(views)))
+
+
+def chosen_columns(rules: RowRules, columns: Sequence[str] | None) -> list[str]:
+    """The columns asked for, if the table has them."""
+    names = rules.schema.names
+    if columns is None:
+        return list(names)
+    if isinstance(columns, str):
+        raise InvalidInputError(f"the columns are {columns!r}", hint=f"pass a list: [{columns!r}]")
+    chosen = list(columns)
+    for name in chosen:
+        if name not in names:
+            raise InvalidInputError(f"there is no column {name!r}", hint=f"columns are {', '.join(names)}")
+    if len(set(chosen)) < len(chosen):
+        raise InvalidInputError(f"a column is named twice: {', '.join(chosen)}", hint="name each once")
+    return chosen
+
+
+def result_schema(rules: RowRules, columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([rules.schema.field(name) for name in columns])
+
+
+def visible_rows(
+    source: Source, columns: Sequence[str], filter: Filter | None, *, start: int = 0, stop: int | None = None
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of a source that count and match, in order, in batches with rows; with each the offset where its batch began."""
+    if not source.mask.count:
+        return
+    if filter is not None:
+        found = source.matching(filter, columns) if (start, stop) == (0, None) else None
+        if found is not None:
+            for offsets, rows in found:
+                kept = source.mask.at(offsets)
+                if kept.any():
+                    yield int(offsets[0]), rows if kept.all() else rows.filter(pa.array(kept))
+            return
+    wanted = list(columns) if filter is None else list(dict.fromkeys([*columns, *filter.columns]))
+    at = start
+    for rows in source.scan(wanted, start=start, stop=stop):
+        counting = source.mask.part(at, rows.num_rows)
+        began, at = at, at + rows.num_rows
+        if counting is not None:
+            if not counting.true_count:
+                continue
+            rows = rows.filter(counting) if rows.num_columns else rows.slice(0, counting.true_count)
+        if filter is not None:
+            offsets = filter.matching(rows)
+            if not len(offsets):
+                continue
+            rows = rows.select(list(columns)) if columns else _rows_only(len(offsets))
+            if columns and len(offsets) < rows.num_rows:
+                rows = rows.take(pa.array(offsets))
+        yield began, rows
+
+
+def limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+    """The first rows; what is not needed is not read."""
+    if limit is None:
+        yield from batches
+        return
+    left = limit
+    while left > 0:
+        rows = next(batches, None)
+        if rows is None:
+            return
+        yield rows.slice(0, left) if rows.num_rows > left else rows
+        left -= rows.num_rows
+
+
+def _exactly(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(rows.columns, schema=schema) if len(schema) else rows
+
+
+def _rows_only(rows: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None]))
+
+
+def whole(load: Load, read: Callable[[Sequence[ReadView]], Result]) -> Result:
+    """What ``read`` makes of one state; begun again while runs are collected underneath."""
+    views = load()
+    for _ in range(_RELOADS_MAX):
+        try:
+            return read(views)
+        except ObjectMissingError as error:
+            views = _reloaded(load, views, error)
+    raise SnapshotExpiredError("runs are replaced and collected faster than they can be read", hint="try again")
+
+
+def streamed(load: Load, read: Callable[[Sequence[ReadView]], Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    """The same, batch by batch: begun again only until the first batch."""
+    views = load()
+    for _ in range(_RELOADS_MAX):
+        begun = False
+        try:
+            for rows in read(views):
+                begun = True
+                yield rows
+            return
+        except ObjectMissingError as error:
+            if begun:
+                raise SnapshotExpiredError(
+                    f"{error.object} was collected while it was read", hint="scan again, or hold it by a checkpoint"
+                ) from error
+            views = _reloaded(load, views, error)
+    raise SnapshotExpiredError("runs are replaced and collected faster than they can be read", hint="try again")
+
+
+def _reloaded(load: Load, before: Sequence[ReadView], error: ObjectMissingError) -> Sequence[ReadView]:
+    """Newer views. If the newest manifest still names what is missing, it was not collected: it is lost."""
+    views = load()
+    old = {(view.shard, view.version) for view in before}
+    for view in views:
+        named = any(part.path == error.object for run in view.runs for part in run.record.slices)
+        if named and (view.shard, view.version) in old:
+            raise DataLossError(f"{error.object} is missing, and shard {view.shard} names it", object=error.object) from error
+    return views
+
+
+__all__ = ["Scan", "chosen_columns", "limited", "result_schema", "streamed", "visible_rows", "whole"]
