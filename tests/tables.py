@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -66,7 +67,11 @@ class Tables:
 
     def id_in(self, shard: str, skip: int = 0) -> int:
         """An id that belongs to a shard."""
-        return next(itertools.islice((i for i in itertools.count() if self.shard_of(i) == shard), skip, None))
+        return self._ids_of[shard][skip]
+
+    @cached_property
+    def _ids_of(self) -> dict[str, list[int]]:
+        return {part.shard: part.rows["id"].to_pylist() for part in split_rows(self.rule, self.rows(*range(1000)))}
 
     @contextmanager
     def faultless(self) -> Iterator[None]:

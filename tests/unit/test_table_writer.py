@@ -96,6 +96,20 @@ def test_a_renamed_sharding_column_moves_no_row(tables: Tables) -> None:
         assert upserts.rows["id"].to_pylist() == deletes.rows.column(0).to_pylist()
 
 
+def test_a_live_writer_follows_changes_of_the_columns(tables: Tables) -> None:
+    table = tables.table()
+    with tables.writer() as writer:
+        writer.put(tables.rows(*range(20))).wait(PATIENCE)
+        table.rename_column("id", "number")
+        table.add_columns(pa.schema([("note", pa.string())]))
+        new = pa.table({"number": range(20), "value": ["x"] * 20, "note": ["n"] * 20})
+        assert set(writer.put(new).wait(PATIENCE)) == set(ALL)
+        assert set(writer.delete(pa.table({"number": range(20)})).wait(PATIENCE)) == set(ALL)
+    for shard in ALL:
+        ids = [put.rows.column(0).to_pylist() for put in tables.puts(shard)]
+        assert ids[0] == ids[1] == ids[2]
+
+
 # -- some of the shards
 
 
