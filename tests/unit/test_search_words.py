@@ -58,6 +58,7 @@ def test_words_never_run_over_from_one_text_into_the_next(kind: pa.DataType) -> 
     texts = pa.array(["ab", "cd ef", "", None, "gh", " ij", "kl"], kind)
     assert rows_of(words_of(texts)) == [["ab"], ["cd", "ef"], [], [], ["gh"], ["ij"], ["kl"]]
     assert rows_of(words_of(texts.slice(1, 4))) == [["cd", "ef"], [], [], ["gh"]]
+    assert rows_of(words_of(texts.slice(1, 4).cast(pa.large_string()))) == [["cd", "ef"], [], [], ["gh"]], "its first offset is not 0"
 
 
 def test_a_null_is_no_text_and_an_empty_string_is_one() -> None:
@@ -96,6 +97,7 @@ def test_cutting_bytes_finds_what_cutting_characters_finds(texts: list[str | Non
     array = pa.array(texts, pa.string()).slice(min(skip, len(texts)))
     expected = [by_characters(text or "") for text in texts[min(skip, len(texts)) :]]
     assert rows_of(words_of(array, Cut(lower_case=False))) == expected
+    assert rows_of(words_of(array.cast(pa.large_string()), Cut(lower_case=False))) == expected
 
 
 def test_many_texts_are_cut_in_pieces_that_join_again(monkeypatch: pytest.MonkeyPatch) -> None:

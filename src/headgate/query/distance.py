@@ -14,7 +14,6 @@ A row without a distance is not found: no vector, a null or NaN in it, or, for c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -116,12 +115,6 @@ def is_vector(kind: pa.DataType) -> bool:
     return bool(types.is_floating(kind.value_type) or types.is_integer(kind.value_type))
 
 
-def check_count(k: Any) -> int:
-    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise InvalidInputError(f"k is {k!r}", hint="a whole number, at least 1")
-    return int(k)
-
-
 def matrix_of(vectors: pa.FixedSizeListArray) -> tuple[Floats, Mask | None]:
     """A row of numbers for each vector, without a copy where there are no nulls, and which rows have one; None: all."""
     width = vectors.type.list_size
@@ -185,8 +178,3 @@ class Best:
         distances, numbers = self._kept[0]
         order = np.lexsort((numbers, distances))
         return distances[order], numbers[order]
-
-
-def joined(vectors: Sequence[pa.Array]) -> pa.FixedSizeListArray:
-    """As one array."""
-    return vectors[0] if len(vectors) == 1 else pa.concat_arrays(vectors)

@@ -27,7 +27,7 @@ from headgate.config import ShardWriterConfig
 from headgate.manifest.model import TextIndex
 from headgate.memtable import Fresh, MemTable
 from headgate.query.words import PLAIN, Cut, Words, join, no_words, words_of
-from headgate.schema import RowRules, ids_in
+from headgate.schema import RowRules
 from headgate.wal.entry import Put
 
 _PIECE_BYTES = 64 << 20
@@ -58,8 +58,7 @@ def _texts(puts: Sequence[Put], rules: RowRules, column: str) -> list[pa.Array]:
     field = rules.field_ids[rules.schema.get_field_index(column)]
     arrays: list[pa.Array] = []
     for put in puts:
-        names = ids_in(put.rows.schema)
-        then = names.get(field) if names else column
+        then = rules.names_in(put.rows.schema).get(field)
         index = put.rows.schema.get_field_index(then) if then is not None and put.op == "upsert" else -1
         if index < 0:
             arrays.append(pa.nulls(put.rows.num_rows, pa.large_string()))

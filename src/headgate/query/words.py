@@ -35,6 +35,7 @@ Mask = npt.NDArray[np.bool_]
 _SEPARATORS_BEYOND_ASCII = r"[^\p{L}\p{M}\p{N}\x00-\x7F]+"
 _MARKS = r"\p{M}+"
 _SEPARATORS = bytes(byte for byte in range(128) if not chr(byte).isalnum())
+_LOWER = bytes(range(256)).lower()
 _IS_WORD = bytes(byte >= 128 or chr(byte).isalnum() for byte in range(256))
 _PIECE_BYTES = 64 << 20
 _NO_TERMS = pa.array([], pa.large_string())
@@ -137,7 +138,9 @@ def _cut(texts: pa.Array, cut: Cut) -> Words:
         texts = texts.fill_null("")
     if not len(texts):
         return no_words(0)
-    bounds, data = _bytes_of(_plain(texts, cut))
+    bounds, data = _bytes_of(texts)
+    if len(data) and data.max() >= 128:
+        bounds, data = _bytes_of(_plain(texts, cut))
     if not len(data):
         return Words(_NO_TERMS, np.zeros(0, np.int32), np.zeros(len(texts) + 1, np.int64), present)
     raw = data.tobytes()
@@ -154,25 +157,19 @@ def _cut(texts: pa.Array, cut: Cut) -> Words:
     first = np.flatnonzero(starts)
     offsets = np.zeros(len(first) + 1, np.int64)
     np.cumsum(np.flatnonzero(ends) + 1 - first, out=offsets[1:])
-    joined = raw.translate(None, _SEPARATORS)
+    # Not by Arrow's ascii_lower: it takes the wrong bytes of arrays whose first offset is not 0, and casts make such.
+    joined = raw.translate(_LOWER if cut.lower_case else None, _SEPARATORS)
     words = pa.LargeStringArray.from_buffers(len(first), pa.py_buffer(offsets), pa.py_buffer(joined)).dictionary_encode()
     return Words(words.dictionary, words.indices.to_numpy(), np.searchsorted(first, bounds), present)
 
 
 def _plain(texts: pa.Array, cut: Cut) -> pa.Array:
     """With nothing beyond ASCII that is not of a word."""
-    if _is_ascii(texts):
-        return pc.ascii_lower(texts) if cut.lower_case else texts
     if cut.ascii_folding:
         texts = pc.replace_substring_regex(pc.utf8_normalize(texts, "NFKD"), _MARKS, "")
     if cut.lower_case:
         texts = pc.utf8_lower(texts)
-    return texts if _is_ascii(texts) else pc.replace_substring_regex(texts, _SEPARATORS_BEYOND_ASCII, " ")
-
-
-def _is_ascii(texts: pa.Array) -> bool:
-    _, data = _bytes_of(texts)
-    return not len(data) or bool(data.max() < 128)
+    return pc.replace_substring_regex(texts, _SEPARATORS_BEYOND_ASCII, " ")
 
 
 def _bytes_of(texts: pa.Array) -> tuple[Rows, npt.NDArray[np.uint8]]:
