@@ -17,7 +17,7 @@ from headgate.store import RetryPolicy
 from headgate.store.faulty import Fault, FaultyStore
 from headgate.wal.collect import collect_entries
 
-LOG, RUNS, MANIFESTS = "wal/", "/runs/", "/manifest/"
+LOG, RUNS, MANIFESTS = "/0000/", "/runs/", "/manifest/"  # entries of the log of shard 0000; its marker is 0000.json
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ import headgate as hg
 from headgate.store import RetryPolicy
 from headgate.store.faulty import Fault, FaultyStore
 
-LOG, RUNS, MANIFESTS = "wal/", "/runs/", "/manifest/"
+LOG, RUNS, MANIFESTS = "/0000/", "/runs/", "/manifest/"  # entries of the log of shard 0000; its marker is 0000.json
 SMALLEST = {
     "max_wal_buffer_size": 1,
     "max_inflight": 1,

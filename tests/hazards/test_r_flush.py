@@ -30,7 +30,7 @@ from headgate.wal.collect import collect_entries
 from headgate.wal.entry import Entry
 from headgate.wal.reader import ChainReader
 
-LOG, RUNS, MANIFESTS = "wal/", "/runs/", "/manifest/"
+LOG, RUNS, MANIFESTS = "/0000/", "/runs/", "/manifest/"  # entries of the log of shard 0000; its marker is 0000.json
 QUICK_TRIES = RetryPolicy(retries=7, base_delay=0.0001, max_delay=0.001)
 
 
