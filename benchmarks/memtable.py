@@ -183,16 +183,15 @@ def bulk(per_put: int, shuffled: bool, key: str | None) -> Contestant:
         total = scale.of(_BULK_ROWS)
         batches, shard = bulk_rows(total, per_put, shuffled), shard_of(folder, "rows", key=key)
         writer = shard.writer(ours.with_memtable(max_memtable_size=_BULK_MEMTABLE if total == _BULK_ROWS else _BULK_MEMTABLE // 8))
-        start = time.perf_counter()
-        for batch in batches:
-            writer.put(batch)
-        writer.flush()
-        writer.close()
-        elapsed = time.perf_counter() - start
+        with Stopwatch() as watch:
+            for batch in batches:
+                writer.put(batch)
+            writer.flush()
+            writer.close()
         runs = ours.opened_shard(folder).log.manifests.load().runs
         assert sum(run.rows for run in runs) == total, "all rows are in generations"
         assert hg.open_table(folder / "table").scan(columns=["id"]).count() == total
-        return {"MB/s": sum(map(data_bytes, batches)) / 1e6 / elapsed, "rows/s": total / elapsed, "generations": len(runs)}
+        return _ingested(batches, watch, len(runs))
 
     return measure
 
@@ -204,16 +203,24 @@ def bulk_lance(per_put: int, shuffled: bool, key: str | None, **options: Any) ->
         tables, dataset = [peers.lance_table(batch, key) for batch in batches], lance_of(folder, "rows", key=key)
         size = _BULK_MEMTABLE if total == _BULK_ROWS else _BULK_MEMTABLE // 8
         writer = peers.lance_shard(dataset, max_memtable_size=size, max_memtable_rows=10_000_000, **options)
-        start = time.perf_counter()
-        for table in tables:
-            writer.put(table)
-        writer.close()  # the only way to flush
-        elapsed = time.perf_counter() - start
+        with Stopwatch() as watch:
+            for table in tables:
+                writer.put(table)
+            writer.close()  # the only way to flush
         assert peers.lance_flushed_rows(dataset, writer.shard_id) == total, "all rows are in generations"
-        generations = len(peers.lance_generations(dataset, writer.shard_id))
-        return {"MB/s": sum(map(data_bytes, batches)) / 1e6 / elapsed, "rows/s": total / elapsed, "generations": generations}
+        return _ingested(batches, watch, len(peers.lance_generations(dataset, writer.shard_id)))
 
     return measure
+
+
+def _ingested(batches: list[pa.RecordBatch], watch: Stopwatch, generations: int) -> Measurements:
+    megabytes, count = sum(map(data_bytes, batches)) / 1e6, sum(batch.num_rows for batch in batches)
+    return {
+        "MB/s": megabytes / watch.seconds,
+        "rows/s": count / watch.seconds,
+        "MB/CPU s": megabytes / watch.cpu_seconds,
+        "generations": generations,
+    }
 
 
 def bulk_question(name: str, title: str, per_put: int, shuffled: bool = False) -> Question:
