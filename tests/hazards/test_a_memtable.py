@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import linecache
 import random
+import sys
 import threading
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pyarrow as pa
@@ -12,10 +15,14 @@ import pytest
 
 import headgate as hg
 from headgate.failpoint import hooked
+from headgate.flush import Generations
 from headgate.manifest import ChainPoint
+from headgate.memtable import MemTable
 from headgate.store import RetryPolicy
 from headgate.store.faulty import Fault, FaultyStore
 from headgate.wal.collect import collect_entries
+from headgate.wal.pipeline import Pipeline
+from headgate.writer import ShardWriter
 
 LOG, RUNS, MANIFESTS = "/0000/", "/runs/", "/manifest/"  # entries of the log of shard 0000; its marker is 0000.json
 
@@ -147,6 +154,29 @@ def test_a03_entries_past_a_failed_one_are_not_seen_by_anybody(bench: Any, arriv
     assert bench.state() == {1: "v1", 4: "v4"}
 
 
+# -- A04
+
+
+def test_a04_a_flush_that_fails_for_good_hands_back_what_was_not_acknowledged(bench: Any, arrivals: Any) -> None:
+    runs, log = arrivals("create", RUNS), arrivals("create", LOG)
+    store = bench.faulty(before=lambda operation, key: (runs(operation, key), log(operation, key)))
+    runs.hold()
+    store.add(Fault("create", "fail", key=RUNS))
+    writer = bench.memtable_writer(store, max_memtable_rows=1, max_wal_buffer_size=1, max_inflight=1)
+    writer.put(bench.rows(1)).wait()
+    runs.wait_for(1)
+    log.hold()
+    acks = [writer.put(bench.rows(2)), writer.put(bench.rows(3), producer="p", sequence=0)]
+    log.wait_for(2)
+    runs.let_go()
+    for ack in acks:
+        with pytest.raises(hg.WriterPoisonedError) as caught:
+            ack.wait(bench.PATIENCE)
+        assert [put.rows.column("id").to_pylist() for put in caught.value.unacknowledged] == [[2], [3]]
+        assert "could not be flushed" in str(caught.value)
+    log.let_go()
+
+
 # -- A09
 
 
@@ -207,6 +237,63 @@ def test_a09_on_a_real_disk_with_lance(tmp_path: Path) -> None:
         rows = writer.scan().to_arrow().sort_by("id")
     assert rows.column("id").to_pylist() == list(range(1, 100, 2))
     assert rows.column("tag").to_pylist() == [f"t{i}" for i in range(1, 100, 2)]
+
+
+# -- A12
+
+
+class Interrupts:
+    """Raises KeyboardInterrupt in this thread at the n-th line of the code that takes an entry; 0: counts the lines only."""
+
+    STEPS = (Pipeline._fly, Pipeline._acknowledge, Pipeline.retain, ShardWriter._acknowledged, Generations.take, Generations._take)
+    STEPS += (Generations.freeze, Generations._account, MemTable.append)  # type: ignore[assignment]
+
+    def __init__(self, at: int) -> None:
+        self._at, self.lines = at, 0
+        self._codes = {step.__code__ for step in self.STEPS}
+
+    def __enter__(self) -> Interrupts:
+        sys.settrace(lambda frame, event, argument: self._line if frame.f_code in self._codes else None)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(None)
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        # Python lets no signal in between a block's end and the release of its lock; a trace it does.
+        if event == "line" and not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
+            self.lines += 1
+            if self.lines == self._at:
+                raise KeyboardInterrupt
+        return self._line
+
+
+def test_a12_a_waiter_interrupted_anywhere_leaves_an_entry_taken_once(make_bench: Any, arrivals: Any) -> None:
+    at, lines = 0, 0
+    while at <= lines:
+        bench, runs = make_bench(), arrivals("create", RUNS)
+        runs.hold()
+        writer = bench.memtable_writer(bench.faulty(before=runs), max_memtable_rows=4, max_memtable_age=1e6)
+        writer.put(bench.rows(0)).wait()
+        ack = writer.put(bench.rows(1, 2, 3))  # with it the MemTable is full
+        with Interrupts(at) as interrupts:
+            try:
+                ack.wait()
+            except KeyboardInterrupt:
+                pass
+        if at == 0:
+            lines = interrupts.lines
+        ack.wait(bench.PATIENCE)
+        writer.put(bench.rows(4)).wait()
+        stats, taken = writer.memtable_stats(), [put.rows.num_rows for part in writer.view().fresh for put in part.puts]
+        assert taken == [1, 3, 1], f"interrupted at line {at}"
+        assert (stats.frozen_rows, stats.active_rows) == (4, 1)
+        assert writer.backpressure_stats().held_bytes == stats.frozen_bytes + stats.active_bytes
+        assert writer.wal_stats().puts_acknowledged == 3
+        runs.let_go()
+        writer.close()
+        assert [(run.rows, run.first, run.end) for run in bench.manifest.runs] == [(4, 0, 2), (1, 2, 3)]
+        at += lines > 0  # none: a thread of the writer's was faster than we were
 
 
 # -- A13

@@ -124,6 +124,22 @@ def test_r01_acks_go_on_while_a_flush_fails(bench: Any, monkeypatch: pytest.Monk
     assert len(bench.manifest.runs) == 10
 
 
+def test_r01_freezes_do_not_cut_the_pauses_between_tries_short(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outage of a second must not be the end of a writer that rotates a thousand times in it."""
+    monkeypatch.setattr("headgate.flush._TRIES", RetryPolicy(retries=7, base_delay=100.0, max_delay=100.0))
+    writer = bench.memtable_writer(max_memtable_rows=1, max_memtable_age=1e6)
+    bench.store.add(Fault("create", "fail", key=RUNS))
+    for number in range(20):
+        writer.put(bench.rows(number)).wait()
+    until(lambda: writer.memtable_stats().flush_failures == 1)
+    for number in range(20, 40):
+        writer.put(bench.rows(number)).wait()
+        time.sleep(0.001)
+    assert writer.memtable_stats().flush_failures == 1
+    writer.abort()
+    assert writer.threads_alive() == 0
+
+
 # -- R02
 
 
@@ -551,6 +567,52 @@ def test_r08_a_log_that_moves_under_a_reader_hides_nothing_wherever_it_is(make_b
             assert bench.state(reader.view()) == expected(*range(5 if kept else 4), 10, 11)
             at += 1
         assert requests > 4
+
+
+@pytest.mark.parametrize("between", ["flush", "new", "delete"])
+def test_r08_memory_never_shows_an_older_row_above_a_newer_one(bench: Any, arrivals: Any, between: str) -> None:
+    """What was pending when the view began may be flushed, below something newer, before it reads the manifest."""
+    came = arrivals("create", LOG)
+    writer = bench.memtable_writer(bench.faulty(before=came), max_memtable_age=1e6)
+    came.hold()
+    pending = writer.put(bench.rows(1, value="old"))
+    came.wait_for(1)
+    met: list[str] = []
+
+    def move(name: str) -> None:
+        if name == "view.memory" and not met:
+            met.append(name)
+            came.let_go()
+            pending.wait(bench.PATIENCE)
+            if between == "new":
+                writer.put(bench.rows(1, value="new")).wait()
+            elif between == "delete":
+                writer.delete(pa.table({"id": [1]})).wait()
+            writer.put(bench.rows(2)).wait()
+            writer.flush()
+
+    with hooked(move):
+        view = writer.view("memory")
+    after = {"flush": {1: "old", 2: "v2"}, "new": {1: "new", 2: "v2"}, "delete": {2: "v2"}}[between]
+    assert bench.state(view) == after
+    rows = sum(run.rows for run in view.runs) + sum(put.rows.num_rows for put in view.pending)
+    assert rows == 2, "no row is in two places"
+
+
+def test_r08_a_reader_does_not_chase_a_writer_that_is_faster(bench: Any) -> None:
+    writer = bench.memtable_writer(max_memtable_age=1e6)
+    for number in range(3):
+        writer.put(bench.rows(number)).wait()
+    number = 3
+
+    def write(operation: str, key: str) -> None:
+        nonlocal number
+        if operation == "get" and LOG in key:
+            assert number < 200, "it reads on as long as somebody writes"
+            writer.put(bench.rows(number)).wait()
+            number += 1
+
+    assert bench.state(bench.reader(bench.faulty(before=write)).view()).keys() >= {0, 1, 2}
 
 
 def test_r08_a_takeover_under_a_reader_hides_nothing(make_bench: Any) -> None:
