@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
+from headgate.config import Duration
 from headgate.errors import AlreadyExistsError, InvalidInputError, NotFoundError
 from headgate.manifest.model import CheckpointRecord, ShardManifest
 from headgate.view import find_checkpoint
@@ -39,13 +39,13 @@ class Checkpoint:
     """The URI of a clone that needs it."""
 
 
-def check_lease(name: str | None, ttl: timedelta | float | None) -> float | None:
+def check_lease(name: str | None, ttl: Duration | None) -> float | None:
     """The seconds of a lease; refuses what is none."""
     if name is not None and (not isinstance(name, str) or not name.strip() or len(name) > NAME_CHARACTERS_MAX):
         raise InvalidInputError(f"the checkpoint's name is {name!r}", hint=f"1 to {NAME_CHARACTERS_MAX} characters, or None")
     if ttl is None:
         return None
-    seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
+    seconds = ttl if isinstance(ttl, int | float) else ttl.total_seconds() if hasattr(ttl, "total_seconds") else None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e10:
         raise InvalidInputError(f"the lease is {ttl!r}", hint="a timedelta, seconds, or None to keep it until it is dropped")
     return float(seconds)

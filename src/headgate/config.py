@@ -10,6 +10,9 @@ from typing import Any, Literal
 
 from headgate.errors import InvalidInputError
 
+Duration = timedelta | float
+"""A length of time: a timedelta, or seconds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShardWriterConfig:

@@ -202,28 +202,33 @@ class Generations:
             condition.notify_all()
 
     def _run(self) -> None:
+        while self._flush_next():
+            continue
+
+    def _flush_next(self) -> bool:
+        """Wait for a frozen MemTable and flush it. False: no more. (A method of its own, so that nothing of it is held while it waits.)"""
         pipeline = self._pipeline
         assert pipeline is not None
-        while True:
-            with self.lock:
-                while len(self._tables) == 1 and not self._stopping and pipeline.failure is None:
-                    self._work.wait()
-                if self._stopping or pipeline.failure is not None:
-                    return
-                memtable = self._tables[0]
-            try:
-                self._flush_until_done(memtable)
-            except (FencedError, ClosedError) as error:
-                pipeline.fail(error)
-                return
-            except HeadgateError as error:
-                pipeline.fail(self._poison(error))
-                return
-            with self.lock:
-                self._tables = self._tables[1:]
-                self._flushed_count += 1
-                self._account()
-                self._flushed.notify_all()
+        with self.lock:
+            while len(self._tables) == 1 and not self._stopping and pipeline.failure is None:
+                self._work.wait()
+            if self._stopping or pipeline.failure is not None:
+                return False
+            memtable = self._tables[0]
+        try:
+            self._flush_until_done(memtable)
+        except (FencedError, ClosedError, WriterPoisonedError) as error:
+            pipeline.fail(error)
+            return False
+        except HeadgateError as error:
+            pipeline.fail(self._poison(error))
+            return False
+        with self.lock:
+            self._tables = self._tables[1:]
+            self._flushed_count += 1
+            self._account()
+            self._flushed.notify_all()
+        return True
 
     def _flush_until_done(self, memtable: MemTable) -> None:
         """In place, with pauses, a bounded number of times; then it is the end of the writer. The log has the rows."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 from headgate.manifest.model import ChainPoint
 from headgate.wal.entry import Put
 
-_PINNED_SLACK_BYTES = 1 << 16
+_PINNED_SLACK_BYTES = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,9 @@ class MemTable:
         del self._puts[held.batches :]  # what an interrupted call may have left
         self._puts += puts
         end = ChainPoint(epoch, position + 1)
-        self._held = _Held(held.batches + len(puts), held.entries + 1, rows, held.bytes + size_bytes, end, held.born or now)
+        self._held = _Held(
+            held.batches + len(puts), held.entries + 1, rows, held.bytes + size_bytes, end, now if held.born is None else held.born
+        )
 
     @property
     def puts(self) -> list[Put]:

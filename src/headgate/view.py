@@ -83,6 +83,7 @@ class _Tail:
         self.entries: deque[Entry] = deque()
         self.end = cursor
         self.memtable = MemTable(cursor)
+        self.seals: dict[int, int] = {}
 
     def fits(self, manifest: ShardManifest) -> bool:
         cursor = manifest.cursor
@@ -95,15 +96,19 @@ class _Tail:
         while self.entries and self.entries[0].position < cursor.position:
             self.entries.popleft()
         self.memtable = MemTable(cursor)
+        self.seals = {epoch: position for epoch, position in self.seals.items() if position >= cursor.position}
         for entry in self.entries:
             self._append(entry)
         self.end = max(self.end, cursor)
 
     def pass_over(self, entry: Entry) -> None:
-        self.end = self.end.past_seal() if entry.is_seal else self.end.past_data()
-        if not entry.is_seal:
-            self.entries.append(entry)
-            self._append(entry)
+        if entry.is_seal:
+            self.seals[entry.epoch] = entry.position
+            self.end = self.end.past_seal()
+            return
+        self.end = self.end.past_data()
+        self.entries.append(entry)
+        self._append(entry)
 
     def _append(self, entry: Entry) -> None:
         self.memtable.append(entry.epoch, entry.position, list(entry.puts), entry.size_bytes, 0.0)
@@ -196,15 +201,20 @@ class ShardReader:
                 tail = _Tail(manifest.wal.id, manifest.cursor)
             self._tail = None  # only what a manifest has agreed with is kept
             tail.drop_before(manifest.cursor)
-            agreed = self._extend(tail, manifest)
-            if agreed is None:
+            agreed, manifest = self._extend(tail, manifest)
+            if agreed:
+                tail.drop_before(manifest.cursor)
                 self._tail = tail
                 return manifest, (tail.memtable.view(),)
-            manifest = agreed
         raise CommitConflictError(f"shard {log.shard} moves on faster than it can be read", hint="try again")
 
-    def _extend(self, tail: _Tail, manifest: ShardManifest) -> ShardManifest | None:
-        """Read on to the tip. A manifest: the log moved on under us, begin again from there."""
+    def _extend(self, tail: _Tail, manifest: ShardManifest) -> tuple[bool, ShardManifest]:
+        """Read on to the tip. True: with the manifest that agrees. False: the log moved on under us, begin again from there.
+
+        A manifest agrees that a missing name was the tip if it was read afterwards and its cursor has not
+        passed that name: then it cannot have been collected. That the cursor moved meanwhile is no harm,
+        as long as it is still within what was read and the seals that were met are real.
+        """
         log, space = self._log, self._log.space(manifest)
         reader = ChainReader(space, log.clock)
         try:
@@ -215,14 +225,19 @@ class ShardReader:
                 if entry is not None:
                     tail.pass_over(entry)
                     continue
+                manifest = log.manifests.load()
+                if not tail.fits(manifest) or manifest.contradicts(tail.seals):
+                    return False, manifest
                 loss = None if late else evidence_of_loss(space, manifest, tail.end)
-                entry = reader.fetch(tail.end) if loss is not None else None
-                now = log.manifests.load()
-                if now.cursor != manifest.cursor or now.wal.id != manifest.wal.id:
-                    return now
                 if loss is None:
-                    return None
-                if entry is None:
-                    raise loss
+                    return True, manifest
+                entry = reader.fetch(tail.end)
+                if entry is not None:
+                    tail.pass_over(entry)
+                    continue
+                manifest = log.manifests.load()
+                if not tail.fits(manifest):
+                    return False, manifest
+                raise loss
         finally:
             reader.close()

@@ -10,7 +10,6 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ import pyarrow as pa
 from headgate.checkpoint import Checkpoint, check_lease, pin, with_checkpoint
 from headgate.clock import Thread
 from headgate.columnar import Columnar
-from headgate.config import ShardWriterConfig
+from headgate.config import Duration, ShardWriterConfig
 from headgate.errors import (
     ClosedError,
     CommitConflictError,
@@ -374,7 +373,7 @@ class ShardWriter:
         self,
         name: str | None = None,
         scope: Literal["all", "durable"] = "all",
-        ttl: timedelta | float | None = None,
+        ttl: Duration | None = None,
         *,
         id: str | None = None,
     ) -> Checkpoint:

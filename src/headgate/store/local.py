@@ -248,7 +248,11 @@ def sync_tree(folder: str, *, above: str) -> None:
     Raises:
         StoreSyncError: nothing may be assumed of them.
     """
-    for place, _, files in os.walk(folder, topdown=False):
+
+    def refuse(error: OSError) -> None:
+        raise _store_error("list", folder, error) from error
+
+    for place, _, files in os.walk(folder, topdown=False, onerror=refuse):
         for name in files:
             _sync_path(f"{place}/{name}")
         _sync_path(place)

@@ -320,6 +320,7 @@ class Pipeline:
             if flight is None:
                 return
             self._fly_or_fail(flight)
+            del flight  # its rows, while we wait for the next
 
     def _fly_or_fail(self, flight: _Flight) -> None:
         try:
