@@ -25,9 +25,12 @@ from headgate.life.create import load_if_there, opened
 from headgate.life.status import RunInfo, TableStatus, shard_runs, shard_status
 from headgate.life.verify import VerifyReport, verify_shard
 from headgate.manifest import TableManifest
-from headgate.manifest.model import AnyIndex, ShardingRule
+from headgate.manifest.model import AnyIndex, ShardingRule, TextIndex, VectorIndex
+from headgate.query.fresh_index import cut_of
 from headgate.query.lookup import asked_keys, lookup
 from headgate.query.scan import Load, Scan
+from headgate.query.text import search_text
+from headgate.query.vector import search
 from headgate.schema import RowRules, check_schema, encode_schema
 from headgate.shard import Places, Shard
 from headgate.sharding import check_sharding, first_shards, split_rows, unsharded
@@ -185,6 +188,45 @@ class Table:
         rules = self._watch.latest(force=True)
         wanted = asked_keys(rules, keys)
         return lookup(self._loading(rules, shards=self._shards_of(wanted)), rules, wanted, columns)
+
+    def search(self, column: str, query: Any, k: int = 10, filter: str | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """The ``k`` rows whose vectors are nearest to ``query``, nearest first, with a column ``_distance``.
+
+        By the metric of the column's ``vector_index``; without one by "l2". Only the newest version of a row is
+        found, and fewer than ``k`` only if no more rows that match have a vector.
+
+        Args:
+            query: as many numbers as a vector has.
+            filter: a SQL expression that the rows must meet.
+            columns: which, in this order; None: all.
+
+        Raises:
+            InvalidInputError: there is no such column, or ``query`` is no such vector.
+        """
+        self._watch.refresh()
+        manifest, rules = self._watch.seen
+        metric = next((index.metric for index in manifest.indexes if isinstance(index, VectorIndex) and index.column == column), "l2")
+        return search(self._loading(rules), rules, column, query, k, metric=metric, filter=filter, columns=columns)
+
+    def search_text(
+        self, column: str, query: str, k: int = 10, filter: str | None = None, columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        """The ``k`` rows whose text fits the words of ``query`` best, best first, with a column ``_score`` (BM25).
+
+        Words are cut as the column's ``text_index`` says; a column without one can be searched too. Rows with
+        none of the words are not found.
+
+        Args:
+            filter: a SQL expression that the rows must meet.
+            columns: which, in this order; None: all.
+
+        Raises:
+            InvalidInputError: there is no such column, or no word in ``query``.
+        """
+        self._watch.refresh()
+        manifest, rules = self._watch.seen
+        kept = next((index for index in manifest.indexes if isinstance(index, TextIndex) and index.column == column), None)
+        return search_text(self._loading(rules), rules, column, query, k, cut=cut_of(kept), filter=filter, columns=columns)
 
     def _shards_of(self, keys: pa.Table) -> set[str]:
         """Where these keys can be: no other shard is looked at."""

@@ -151,6 +151,26 @@ def test_an_unknown_checkpoint_is_not_found(table: hg.Table) -> None:
     assert "checkpoints" in caught.value.hint
 
 
+def test_searches_follow_their_index_and_its_column_whatever_it_is_called() -> None:
+    schema = pa.schema([("id", pa.int64()), ("v", pa.list_(pa.float32(), 2)), ("body", pa.string()), ("plain", pa.string())])
+    indexes = [hg.vector_index("v", metric="cosine"), hg.text_index("body", ascii_folding=True)]
+    table = hg.create_table(new_uri(), schema, key="id", sharding=hg.bucket("id", 2), indexes=indexes)
+    reader = in_another_process(table)
+    put(
+        table,
+        {"id": 1, "v": [100.0, 0.0], "body": "café gate", "plain": "café"},
+        {"id": 2, "v": [0.0, 1.0], "body": "gate", "plain": "tea"},
+    )
+    table.rename_column("v", "w")
+    table.rename_column("body", "text")
+    assert reader.search("w", [1.0, 0.0], k=1, columns=["id"]).to_pylist() == [{"id": 1, "_distance": 0.0}]
+    assert reader.search("w", [1.0, 0.0], filter="id > 1").column("id").to_pylist() == [2]
+    assert reader.search_text("text", "cafe", columns=["id"]).column("id").to_pylist() == [1]
+    assert reader.search_text("plain", "cafe").num_rows == 0
+    with pytest.raises(hg.InvalidInputError, match="body"):
+        reader.search_text("body", "cafe")
+
+
 # -- live writers learn of changes
 
 
