@@ -149,8 +149,8 @@ class Best:
         """Rows ``first``, ``first + 1`` …, or those with these numbers. NaN is passed over."""
         good = np.flatnonzero(distances <= self._limit)
         if len(good) > 4 * self._k:  # far too many: cut before they are copied
-            limit = np.partition(distances[good], self._k - 1)[self._k - 1]
-            good = good[distances[good] <= limit]
+            self._limit = np.partition(distances[good], self._k - 1)[self._k - 1]
+            good = good[distances[good] <= self._limit]
         if not len(good):
             return
         self._kept.append((distances[good], good + first if numbers is None else numbers[good]))

@@ -15,7 +15,7 @@ is made again by the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from headgate.clock import Clock, Thread
 from headgate.config import ShardWriterConfig
+from headgate.keys import rows_of
 from headgate.manifest.model import TextIndex
 from headgate.memtable import Fresh, MemTable
 from headgate.query.words import PLAIN, Cut, Words, join, no_words, words_of
@@ -31,14 +32,14 @@ from headgate.schema import RowRules
 from headgate.wal.entry import Put
 
 _PIECE_BYTES = 64 << 20
+_JOINED = 8
 
 
 @dataclass(frozen=True)
 class FreshWords:
-    """The words of a MemTable's first ``count`` puts: few parts, each at least as long as all after it."""
+    """The words of a MemTable's first ``count`` puts, in parts, the small ones at the end."""
 
     count: int = 0
-    rows: int = 0
     parts: tuple[Words, ...] = ()
 
     def extended(self, puts: Sequence[Put], rules: RowRules, column: str, cut: Cut) -> FreshWords:
@@ -46,33 +47,21 @@ class FreshWords:
         parts = list(self.parts)
         for texts in _texts(puts, rules, column):
             parts.append(words_of(texts, cut) if texts.null_count < len(texts) else no_words(len(texts)))
-            # Joining like sizes only: each row is joined again as often as its part doubles, and no more.
-            while len(parts) > 1 and parts[-2].num_rows < 2 * parts[-1].num_rows:
-                parts[-2:] = [join(parts[-2:])]
-        rows = self.rows + sum(put.rows.num_rows for put in puts)
-        return FreshWords(self.count + len(puts), rows, tuple(parts))
+            # Parts of like size are joined, several at once: a row is joined again only when its part has grown that much.
+            while len(parts) >= _JOINED and parts[-_JOINED].num_rows < _JOINED * parts[-1].num_rows:
+                parts[-_JOINED:] = [join(parts[-_JOINED:])]
+        return FreshWords(self.count + len(puts), tuple(parts))
 
 
-def _texts(puts: Sequence[Put], rules: RowRules, column: str) -> list[pa.Array]:
+def _texts(puts: Sequence[Put], rules: RowRules, column: str) -> Iterator[pa.Array]:
     """The column of some puts, in few arrays."""
-    field = rules.field_ids[rules.schema.get_field_index(column)]
-    arrays: list[pa.Array] = []
-    for put in puts:
-        then = rules.names_in(put.rows.schema).get(field)
-        index = put.rows.schema.get_field_index(then) if then is not None and put.op == "upsert" else -1
-        if index < 0:
-            arrays.append(pa.nulls(put.rows.num_rows, pa.large_string()))
-        else:
-            texts = put.rows.column(index)
-            arrays.append(texts if pa.types.is_large_string(texts.type) else texts.cast(pa.large_string()))
-    grouped: list[pa.Array] = []
+    chunks = rows_of(puts, rules, [column]).column(0).chunks
     first = size = 0
-    for number, array in enumerate(arrays, 1):
-        size += array.nbytes
-        if size > _PIECE_BYTES or number == len(arrays):
-            grouped.append(pa.concat_arrays(arrays[first:number]) if number - first > 1 else array)
+    for number, chunk in enumerate(chunks, 1):
+        size += chunk.nbytes
+        if size > _PIECE_BYTES or number == len(chunks):
+            yield chunk if number - first == 1 else pa.concat_arrays(chunks[first:number])
             first, size = number, 0
-    return grouped
 
 
 _known: WeakKeyDictionary[MemTable, dict[tuple[int, Cut], FreshWords]] = WeakKeyDictionary()
@@ -85,7 +74,7 @@ def words_of_fresh(fresh: Fresh, rules: RowRules, column: str, cut: Cut) -> tupl
     key = (rules.field_ids[rules.schema.get_field_index(column)], cut)
     known = kept.get(key) or FreshWords()
     if known.count < fresh.count:
-        known = known.extended(memtable.puts[known.count : fresh.count], rules, column, cut)
+        known = known.extended(fresh.puts[known.count :], rules, column, cut)
         newer = kept.get(key)
         if newer is None or newer.count < known.count:
             kept[key] = known

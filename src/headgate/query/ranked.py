@@ -23,9 +23,10 @@ from headgate.errors import InvalidInputError
 from headgate.keys import KeyOrder, Offsets
 from headgate.query.mask import Mask
 from headgate.query.scan import chosen_columns, result_schema
-from headgate.query.sources import Source
+from headgate.query.sources import RunSource, Source
 from headgate.schema import RowRules
 
+_FEW_ROWS = 64
 _TAKE_SHARE = 16
 """If fewer than one row in so many is wanted, only those are read."""
 
@@ -55,6 +56,10 @@ class Asked:
         self.columns = chosen_columns(rules, columns)
         self.filter = None if filter is None else Filter(filter, rules.schema)
 
+    def is_ordered(self, source: Source) -> bool:
+        """Are the source's rows in the order in which equal ones come? Then no more than ``k`` of them matter."""
+        return isinstance(source, RunSource) or not self.rules.key
+
     def best(self, candidates: Sequence[Candidates], *, descending: bool = False) -> pa.Table:
         """The ``k`` least of all, or greatest, with their numbers in a column of their own."""
         candidates = [some for some in candidates if len(some.offsets)]
@@ -68,34 +73,36 @@ class Asked:
                 for some, start, stop in zip(candidates, at[:-1], at[1:], strict=True)
             ]
             numbers, ranked = numbers[near], ranked[near]
-        order = np.lexsort((self._ranks(candidates, len(numbers)), ranked))[: self.k]
+        rows, order = self._ordered([some for some in candidates if len(some.offsets)], ranked)
         schema = result_schema(self.rules, self.columns).append(pa.field(self.extra, pa.float32(), False))
-        columns = self._read(candidates, order).columns if self.columns else []
-        return pa.Table.from_arrays([*columns, pa.array(numbers[order], pa.float32())], schema=schema)
+        return pa.Table.from_arrays([*rows.columns, pa.array(numbers[order], pa.float32())], schema=schema)
 
-    def _ranks(self, candidates: Sequence[Candidates], count: int) -> Offsets:
-        """The place of each among those of equal number."""
-        key = self.rules.key
-        if not key or count <= 1:
-            return np.arange(count)
-        keys = pa.concat_tables([self._table(some.source, some.offsets, key) for some in candidates if len(some.offsets)])
+    def _ordered(self, candidates: Sequence[Candidates], ranked: npt.NDArray[np.float32]) -> tuple[pa.Table, Offsets]:
+        """The columns asked for of the best, in order, and which of the candidates they are."""
+        key, count = self.rules.key, len(ranked)
+        if not count:
+            return result_schema(self.rules, self.columns).empty_table(), np.zeros(0, np.int64)
+        if not key:
+            order = np.lexsort((np.arange(count), ranked))[: self.k]
+            return self._read(candidates, order), order
+        at_once = count <= 2 * self.k + _FEW_ROWS  # what is read in vain costs less than reading twice
+        names = list(dict.fromkeys([*key, *self.columns])) if at_once else list(key)
+        rows = pa.concat_tables([self._table(some.source, some.offsets, names) for some in candidates])
         ranks = np.empty(count, np.int64)
-        ranks[KeyOrder(self.rules).of(keys).order()] = np.arange(count)
-        return ranks
+        ranks[KeyOrder(self.rules).of(rows).order()] = np.arange(count)
+        order = np.lexsort((ranks, ranked))[: self.k]
+        return rows.select(self.columns).take(pa.array(order)) if at_once else self._read(candidates, order), order
 
     def _read(self, candidates: Sequence[Candidates], order: Offsets) -> pa.Table:
         """The columns of the chosen ones, in their order; each source is asked once."""
-        if not len(order):
-            return result_schema(self.rules, self.columns).empty_table()
         owners = np.repeat(np.arange(len(candidates)), [len(some.offsets) for some in candidates])[order]
         offsets = np.concatenate([some.offsets for some in candidates])[order]
         tables, places = [], []
-        for number in np.unique(owners):
+        for number in np.flatnonzero(np.bincount(owners)).tolist():
             mine = np.flatnonzero(owners == number)
             tables.append(self._table(candidates[number].source, offsets[mine], self.columns))
             places.append(mine)
-        rows = pa.concat_tables(tables)
-        return rows if len(tables) == 1 else rows.take(pa.array(np.argsort(np.concatenate(places))))
+        return pa.concat_tables(tables).take(pa.array(np.argsort(np.concatenate(places))))
 
     def _table(self, source: Source, offsets: Offsets, columns: Sequence[str]) -> pa.Table:
         return pa.Table.from_arrays(source.take(offsets, columns).columns, schema=result_schema(self.rules, columns))

@@ -145,6 +145,9 @@ def _scored(source: Source, hits: Found, tally: Tally, weights: Sequence[int], a
     if len(rows) > asked.k:
         good = scores >= np.partition(scores, -asked.k)[-asked.k]
         rows, scores = rows[good], scores[good]
+    if len(rows) > asked.k and asked.is_ordered(source):
+        first = np.argsort(-scores, kind="stable")[: asked.k]
+        rows, scores = rows[first], scores[first]
     return Candidates(source, rows, scores)
 
 
@@ -225,7 +228,11 @@ class Found:
 
     def rows(self) -> Offsets:
         some = [rows for parts in self._parts for rows, _, _ in parts]
-        return np.unique(np.concatenate(some)) if some else np.zeros(0, np.int64)
+        if not some:
+            return np.zeros(0, np.int64)
+        rows: Offsets = np.sort(np.concatenate(some))
+        different: Offsets = rows[np.append(True, rows[1:] != rows[:-1])]
+        return different
 
 
 class KeptWords:

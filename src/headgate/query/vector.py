@@ -77,12 +77,10 @@ def search(
     return whole(load, read)
 
 
-def nearest_in(source: RunSource | Any, sought: Probe, asked: Asked) -> Candidates:
+def nearest_in(source: Source, sought: Probe, asked: Asked) -> Candidates:
     """The rows of one source that may be among the nearest of all."""
     counts = counting(source, asked.filter)
-    is_run = isinstance(source, RunSource)
-    # Where rows are in the order in which ties are broken, those beyond k need not be kept.
-    best = Best(asked.k, ordered=is_run or not asked.rules.key)
+    best = Best(asked.k, ordered=asked.is_ordered(source))
     for start, stop, part, name in _parts(source, sought):
         live = counts.count if (start, stop) == (0, source.rows) else _count(counts, start, stop)
         if not live:
