@@ -30,7 +30,7 @@ SCENE_OF = {
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_schedule_violates_the_protocol(part: int) -> None:
-    report = simulate(SCHEDULES // PARTS, seed=1000 + part)
+    report = simulate(SCHEDULES // PARTS, seed=1000 + part, mode="wal")
 
     assert not report.failures, [(outcome.seed, outcome.problems[:3]) for outcome in report.failures]
     assert report.schedules == SCHEDULES // PARTS
@@ -55,6 +55,6 @@ def test_a_seed_replays_to_the_letter() -> None:
 @pytest.mark.parametrize("name", sorted(BUGS))
 def test_planted_bug_is_caught(name: str) -> None:
     with BUGS[name]():
-        report = simulate(1200, seed=11, scene=SCENE_OF.get(name))
+        report = simulate(1200, seed=11, scene=SCENE_OF.get(name), mode="wal")
 
     assert report.failures, f"{name} went unnoticed in {report.schedules} schedules"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -20,6 +20,9 @@ def simulate(
         str | None, typer.Option("--faults", metavar="NAME,…", show_default=False, help="Only these kinds of fault. By default all.")
     ] = None,
     scene: Annotated[str | None, typer.Option("--scene", show_default=False, help="Only this plot. By default as the seed says.")] = None,
+    mode: Annotated[
+        Literal["all", "wal", "memtable"], typer.Option("--mode", help="The log alone, or rows in memory, in runs, and read.")
+    ] = "all",
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=64, help="Processes.")] = os.cpu_count() or 1,
     replay: Annotated[
         int | None,
@@ -27,20 +30,21 @@ def simulate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run writers, takeovers, readers and collection on a simulated store, and check that nothing is lost."""
+    """Run writers, takeovers, readers and collection on a simulated store, and check that nothing is lost or misread."""
     try:
-        from headgate.simulation import run, scenes, shrink, world
+        from headgate.simulation import plots, run, scenes, shrink, world
     except ImportError:
         raise hg.InvalidInputError("the simulation needs greenlet", hint="pip install 'headgate[simulation]'") from None
     known = [field.name for field in fields(world.Faults)]
     wanted = None if faults is None else frozenset(name.strip() for name in faults.split(",") if name.strip())
     if wanted is not None and not wanted <= set(known):
         raise typer.BadParameter(f"{', '.join(sorted(wanted - set(known)))}; known are {', '.join(known)}", param_hint="--faults")
-    if scene is not None and scene not in scenes.SCENES:
-        raise typer.BadParameter(f"{scene}; known are {', '.join(scenes.SCENES)}", param_hint="--scene")
+    plays = [*scenes.SCENES, *plots.PLOTS]
+    if scene is not None and scene not in plays:
+        raise typer.BadParameter(f"{scene}; known are {', '.join(plays)}", param_hint="--scene")
     out = screen()
     if replay is not None:
-        outcome = run.run_schedule(replay, faults=wanted, scene=scene, trace=True)
+        outcome = run.run_schedule(replay, faults=wanted, scene=scene, trace=True, mode=mode)
         if as_json:
             print_json({"schedule": replay, "problems": outcome.problems, "faults": dict(outcome.struck), "trace": outcome.trace})
         else:
@@ -51,7 +55,7 @@ def simulate(
         if not as_json and out.is_terminal:
             out.print(f"{report.schedules:,} of {schedules:,} schedules, {report.seconds:.0f} s", end="\r")
 
-    report = run.simulate(schedules, seed, faults=wanted, scene=scene, jobs=jobs, tell=tell)
+    report = run.simulate(schedules, seed, faults=wanted, scene=scene, jobs=jobs, tell=tell, mode=mode)
     smallest = shrink.shrink(report.failures[0], scene=scene) if report.failures else None
     if as_json:
         document: dict[str, Any] = {
@@ -59,6 +63,7 @@ def simulate(
             "seconds": round(report.seconds, 1),
             "steps": report.steps,
             "acknowledged": report.acknowledged,
+            "reads": report.reads,
             "faults": dict(sorted(report.struck.items())),
             "violations": [{"schedule": failure.seed, "problems": failure.problems} for failure in report.failures],
         }
@@ -66,7 +71,7 @@ def simulate(
             document["trace"] = shrink.readable(smallest.trace)
         print_json(document)
     else:
-        counts = f"{report.steps:,} steps, {report.acknowledged:,} puts acknowledged"
+        counts = f"{report.steps:,} steps, {report.acknowledged:,} puts acknowledged, {report.reads:,} reads compared"
         out.print(f"{report.schedules:,} schedules, {counts}, {report.seconds:.1f} s")
         struck = [[name, f"{count:,}"] for name, count in sorted(report.struck.items())]
         print_table(["fault", "struck"], struck, right=frozenset({"struck"}))

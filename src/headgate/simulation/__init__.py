@@ -4,9 +4,12 @@
 | --- | --- |
 | scheduler | tasks, virtual time, who runs next |
 | world | the simulated clock and store, processes that stall and die, faults |
-| actors | what the processes do |
+| actors | what the processes do: to a log alone |
 | checker | what must hold at the end |
 | scenes | short plays with a plot |
+| tables | what the processes do to a shard with a MemTable: put, flush, read, collect |
+| plots | who takes part in that, and where somebody stops |
+| reads | the model that every read is compared with, and what must hold at the end |
 | run | one schedule from a seed, and many |
 | shrink | from a failing schedule to a readable trace |
 | exhaustive | every interleaving with few preemptions, on the real code |

@@ -40,8 +40,8 @@ from headgate.wal.tailer import WalTailer
 from headgate.writer import ShardWriter
 
 RULES = RowRules(pa.schema([("id", pa.int64())]), ())
-_POLICY = RetryPolicy(retries=2, base_delay=0.01, max_delay=0.05)
-_EXPECTED = (FencedError, CommitConflictError, OutcomeUnknownError, StoreUnavailableError, WriterPoisonedError)
+POLICY = RetryPolicy(retries=2, base_delay=0.01, max_delay=0.05)
+EXPECTED = (FencedError, CommitConflictError, OutcomeUnknownError, StoreUnavailableError, WriterPoisonedError)
 
 
 @dataclass
@@ -102,7 +102,7 @@ class Stage:
         self.wal_elsewhere: str | None = None
         """The prefix of a separate WAL store; None: beside the table."""
 
-    def log(self, process: Process, policy: RetryPolicy = _POLICY) -> ShardLog:
+    def log(self, process: Process, policy: RetryPolicy = POLICY) -> ShardLog:
         clock = SimClock(process)
         store = RetryingStore(SimStore(process), clock, policy)
         manifests = ManifestChain(store, self.folder, ShardManifest, clock, policy)
@@ -129,7 +129,7 @@ class Stage:
         """Nothing was lost, so nobody may say so."""
         if isinstance(error, DataLossError):
             self.ledger.problems.append(f"FALSE ALARM: {who}: {error.message}")
-        elif not isinstance(error, _EXPECTED):
+        elif not isinstance(error, EXPECTED):
             self.ledger.problems.append(f"UNEXPECTED: {who}: {error!r}")
 
 
@@ -168,7 +168,7 @@ def writer_process(stage: Stage, process: Process, client: Client, rng: random.R
             except HeadgateError as error:
                 stage.open_problem(process.name, error)
             finally:
-                _settle(stage, writer, client, pending)
+                settle(stage, writer, client, pending)
             try:
                 writer.abort()
             except HeadgateError as error:
@@ -192,10 +192,10 @@ def _put_all(stage: Stage, writer: ShardWriter, who: str, client: Client, pendin
             stage.ledger.exact.add(number)
         pending.append((number, ack))
         if rng.random() < 0.3:
-            _learn(stage, client, number, ack)
+            learn(stage, client, number, ack)
 
 
-def _learn(stage: Stage, client: Client, number: int, ack: Ack) -> None:
+def learn(stage: Stage, client: Client, number: int, ack: Ack) -> None:
     """Wait for one put and write down what was promised."""
     receipt = ack.wait()
     epoch, position = receipt[stage.shard]
@@ -208,13 +208,13 @@ def _learn(stage: Stage, client: Client, number: int, ack: Ack) -> None:
         client.acknowledged = max(client.acknowledged, client.items.index(number) + 1)
 
 
-def _settle(stage: Stage, writer: ShardWriter, client: Client, pending: list[tuple[int, Ack]]) -> None:
+def settle(stage: Stage, writer: ShardWriter, client: Client, pending: list[tuple[int, Ack]]) -> None:
     """What became of each put, as far as its Ack says."""
     for number, ack in pending:
         if not ack.done():
             continue
         try:
-            _learn(stage, client, number, ack)
+            learn(stage, client, number, ack)
         except FencedError as error:
             stage.ledger.fenced.append((error.epoch, error.position, number))
             if stage.latest().epoch <= error.epoch:

@@ -11,6 +11,7 @@ from collections import Counter
 from headgate.config import ShardWriterConfig
 from headgate.errors import HeadgateError
 from headgate.life.verify import verify_shard
+from headgate.manifest.model import ShardManifest
 from headgate.simulation.actors import RULES, Ledger, Logged, Stage, numbers_of
 from headgate.simulation.world import Process
 from headgate.wal.tailer import WalTailer
@@ -39,6 +40,13 @@ def judge(stage: Stage, process: Process) -> None:
     if missing or (chain and max(chain) >= tip):
         ledger.problems.append(f"GAP: positions {missing[:5]} are neither in the log nor in what was given up")
     check_chain(ledger, chain)
+    check_outcomes(ledger, chain, manifest)
+    if manifest.wal_position_last_seen >= tip:
+        ledger.problems.append(f"LAST SEEN: {manifest.wal_position_last_seen} was never written, the tip is {tip}")
+
+
+def check_outcomes(ledger: Ledger, chain: dict[int, tuple[int, ...]], manifest: ShardManifest) -> None:
+    """The manifest tells of every fenced put whether it happened."""
     ends = manifest.ends()
     for epoch, position, number in ledger.fenced:
         if position is None:
@@ -51,8 +59,6 @@ def judge(stage: Stage, process: Process) -> None:
         # A retry with the same sequence may have made it later, even to the same position of a later epoch.
         if there != (position < end) and not (there and number in ledger.exact):
             ledger.problems.append(f"OUTCOME: {number} was fenced at {position}, its epoch ended at {end}; in the log: {there}")
-    if manifest.wal_position_last_seen >= tip:
-        ledger.problems.append(f"LAST SEEN: {manifest.wal_position_last_seen} was never written, the tip is {tip}")
 
 
 def check_chain(ledger: Ledger, chain: dict[int, tuple[int, ...]]) -> None:

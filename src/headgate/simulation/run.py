@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 from unittest.mock import patch
 
 from headgate.failpoint import hooked
@@ -28,8 +29,11 @@ from headgate.simulation.actors import (
     writer_process,
 )
 from headgate.simulation.checker import judge
+from headgate.simulation.plots import PLOTS, Plot, cast_table
+from headgate.simulation.reads import judge_table
 from headgate.simulation.scenes import SCENES, Scene
 from headgate.simulation.scheduler import ProcessDied, Scheduler, SimulationStuck
+from headgate.simulation.tables import TableLedger, TableStage
 from headgate.simulation.world import Faults, Process, World
 from headgate.wal import fence
 
@@ -43,6 +47,9 @@ class Outcome:
     steps: int
     struck: Counter[str]
     acknowledged: int
+    reads: int = 0
+    """That were compared with the model."""
+    memtable: bool = False
     trace: list[str] = field(default_factory=list)
 
     @property
@@ -50,17 +57,30 @@ class Outcome:
         return not self.problems
 
 
+Mode = Literal["all", "wal", "memtable"]
+
+
 def run_schedule(
-    seed: int, *, faults: frozenset[str] | None = None, scene: str | None = None, small: bool = False, trace: bool = False
+    seed: int,
+    *,
+    faults: frozenset[str] | None = None,
+    scene: str | None = None,
+    small: bool = False,
+    trace: bool = False,
+    mode: Mode = "all",
 ) -> Outcome:
     """Play one schedule.
 
     Args:
         faults: the kinds that may strike; None: all.
-        scene: this plot; None: as the seed says.
+        scene: this scene or plot, which says the mode too; None: as the seed says.
         small: few processes and one table, for traces that people read.
+        mode: "wal": the log alone. "memtable": rows in memory, in runs, and read. "all": as the seed says.
     """
     rng = random.Random(seed)
+    with_memtable = seed % _MEMTABLE_EVERY == 0 if mode == "all" else mode == "memtable"
+    if scene in PLOTS or (scene is None and with_memtable):
+        return _run_table_schedule(seed, rng, faults, scene, small, trace)
     small = rng.random() < 0.75 or small  # the tighter the scope, the likelier a race; the wider, the likelier a surprise
     scheduler = Scheduler(rng)
     world = World(scheduler, rng, Faults.random(rng, faults), trace=[] if trace else None)
@@ -83,7 +103,34 @@ def run_schedule(
     for task, escaped in scheduler.escaped:
         problems.append(f"ESCAPED: {task.name}: {escaped!r}")
     acknowledged = sum(len(stage.ledger.acked) for stage in stages)
-    return Outcome(seed, problems, scheduler.steps, world.struck, acknowledged, world.trace or [])
+    return Outcome(seed, problems, scheduler.steps, world.struck, acknowledged, trace=world.trace or [])
+
+
+_MEMTABLE_EVERY = 3
+
+
+def _run_table_schedule(
+    seed: int, rng: random.Random, faults: frozenset[str] | None, scene: str | None, small: bool, trace: bool
+) -> Outcome:
+    """One schedule with a MemTable: flushes, replays and reads, each read compared with a model."""
+    plot = PLOTS[scene] if scene is not None else PLOTS[rng.choice(list(PLOTS))] if rng.random() < 0.4 else None
+    scheduler = Scheduler(rng)
+    world = World(scheduler, rng, Faults.random(rng, faults), trace=[] if trace else None, ever={}, dwells=rng.choice([0.0, 0.03, 0.1]))
+    ledger = TableLedger()
+    stage = TableStage(world, ledger, keyed=rng.random() < 0.7, filters=rng.random() < 0.15, salt=rng.getrandbits(32))
+    problems: list[str] = []
+    with hooked(world.at_failpoint), hushed(), _soon_a_barrier(rng):
+        try:
+            play_table(world, stage, plot, rng, small)
+        except SimulationStuck as error:
+            problems.append(f"HANG: {error}")
+        finally:
+            for process in world.processes:
+                if process.alive:
+                    process.end()
+    problems += ledger.problems
+    problems += [f"ESCAPED: {task.name}: {escaped!r}" for task, escaped in scheduler.escaped]
+    return Outcome(seed, problems, scheduler.steps, world.struck, len(ledger.acked), len(ledger.reads), True, world.trace or [])
 
 
 @contextmanager
@@ -162,6 +209,21 @@ def play(world: World, stages: list[Stage], scene: Scene | None, rng: random.Ran
         alone(world, f"judge.{stage.table_id[-1]}", lambda process, stage=stage: judge(stage, process))  # type: ignore[misc]
 
 
+def play_table(world: World, stage: TableStage, plot: Plot | None, rng: random.Random, small: bool) -> None:
+    """Create the shard, let the processes run to their ends, then judge with all faults off."""
+    world.quiet = True
+    alone(world, "founder", stage.create)
+    world.quiet = False
+    mains = [(process, process.start(main)) for process, main in cast_table(world, stage, plot, rng, small)]
+    world.scheduler.run(lambda: all(main.done or not process.alive for process, main in mains))
+    for process, _ in mains:
+        if process.alive:
+            process.end()
+    world.quiet = True
+    world.settle_network()
+    alone(world, "judge", lambda process: judge_table(stage, process, rng))
+
+
 def alone(world: World, name: str, main: Callable[[Process], None]) -> None:
     """Run one process to its end."""
     process = world.process(name, protected=True)
@@ -178,6 +240,7 @@ class Report:
     failures: list[Outcome] = field(default_factory=list)
     struck: Counter[str] = field(default_factory=Counter)
     acknowledged: int = 0
+    reads: int = 0
     steps: int = 0
     seconds: float = 0.0
 
@@ -185,6 +248,7 @@ class Report:
         self.schedules += part.schedules
         self.struck.update(part.struck)
         self.acknowledged += part.acknowledged
+        self.reads += part.reads
         self.steps += part.steps
         self.failures += part.failures
 
@@ -192,6 +256,7 @@ class Report:
         self.schedules += 1
         self.struck.update(outcome.struck)
         self.acknowledged += outcome.acknowledged
+        self.reads += outcome.reads
         self.steps += outcome.steps
         if not outcome.ok:
             self.failures.append(outcome)
@@ -214,17 +279,19 @@ def simulate(
     failures_max: int = 1,
     jobs: int = 1,
     tell: Tell | None = None,
+    mode: Mode = "all",
 ) -> Report:
     """Play many schedules; stop at ``failures_max`` violations.
 
     Args:
+        mode: see ``run_schedule``.
         jobs: processes to spread them over.
         tell: called with the report so far, now and then.
     """
     report, start = Report(), time.monotonic()
     seeds = seeds_of(seed, schedules)
     chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
-    play_some = partial(_play_chunk, faults=faults, scene=scene, failures_max=failures_max)
+    play_some = partial(_play_chunk, faults=faults, scene=scene, failures_max=failures_max, mode=mode)
     with _mapped(play_some, chunks, jobs) as parts:
         for part in parts:
             report.merge(part)
@@ -239,10 +306,10 @@ def simulate(
 _CHUNK = 100
 
 
-def _play_chunk(seeds: range, *, faults: frozenset[str] | None, scene: str | None, failures_max: int) -> Report:
+def _play_chunk(seeds: range, *, faults: frozenset[str] | None, scene: str | None, failures_max: int, mode: Mode) -> Report:
     part = Report()
     for seed in seeds:
-        part.add(run_schedule(seed, faults=faults, scene=scene))
+        part.add(run_schedule(seed, faults=faults, scene=scene, mode=mode))
         if len(part.failures) >= failures_max:
             break
     return part

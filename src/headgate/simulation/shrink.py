@@ -7,27 +7,32 @@ processes, fewer kinds of fault, and of all that fail the one with the fewest st
 
 from __future__ import annotations
 
-from headgate.simulation.run import Outcome, run_schedule
-from headgate.simulation.scenes import SCENES
+from dataclasses import fields
 
-_WORDS = ": done|: name taken|delete |dies|stalls|opened|lost|409|no answer|wipe|damage|fence.|close."
+from headgate.simulation.plots import PLOTS
+from headgate.simulation.run import Mode, Outcome, run_schedule
+from headgate.simulation.scenes import SCENES
+from headgate.simulation.world import Faults
+
+_WORDS = ": done|: name taken|delete |dies|stalls|stops|opened|reads |lost|409|no answer|wipe|damage|fence.|flush.|view.|replay.|close."
 
 
 def shrink(failure: Outcome, *, tries: int = 400, scene: str | None = None) -> Outcome:
     """The smallest schedule found that violates anything at all, with its trace."""
-    struck = frozenset(failure.struck)
+    struck = frozenset(failure.struck) & {f.name for f in fields(Faults)}
+    mode: Mode = "memtable" if failure.memtable else "wal"
     best, settings = failure, (None, scene, False)
     worlds: list[tuple[frozenset[str] | None, str | None, bool]] = [(frozenset(), None, True)]
     worlds += [(frozenset({fault}), None, True) for fault in sorted(struck)]
-    worlds += [(frozenset(), name, True) for name in ([scene] if scene else SCENES)]
+    worlds += [(frozenset(), name, True) for name in ([scene] if scene else PLOTS if failure.memtable else SCENES)]
     worlds += [(struck, scene, True)]
     for faults, plot, small in worlds:
         for seed in range(failure.seed, failure.seed + max(1, tries // len(worlds))):
-            outcome = run_schedule(seed, faults=faults, scene=plot, small=small)
+            outcome = run_schedule(seed, faults=faults, scene=plot, small=small, mode=mode)
             if not outcome.ok and outcome.steps < best.steps:
                 best, settings = outcome, (faults, plot, small)  # type: ignore[assignment]
     faults, plot, small = settings
-    return run_schedule(best.seed, faults=faults, scene=plot, small=small, trace=True)
+    return run_schedule(best.seed, faults=faults, scene=plot, small=small, trace=True, mode=mode)
 
 
 def readable(trace: list[str]) -> list[str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields
 
 from headgate.clock import Condition, Gate, Lock, Thread, ulid
 from headgate.errors import DeleteIncompleteError, ObjectExistsError, ObjectMissingError, StoreUnavailableError
-from headgate.simulation.scheduler import Scheduler, SimCondition, SimGate, SimLock, SimThread, Task
+from headgate.simulation.scheduler import Owner, Scheduler, SimCondition, SimGate, SimLock, SimThread, Task
 from headgate.store.base import Data, ObjectInfo, Store
 
 EPOCH_SECONDS = 1_700_000_000.0
@@ -111,6 +111,16 @@ class _Request:
 
 
 @dataclass
+class _Pause:
+    """Where a process will stop."""
+
+    failpoint: str
+    skip: int
+    seconds: float | None
+    dies: bool
+
+
+@dataclass
 class World:
     """Everything that is shared: the objects, the network, the trace."""
 
@@ -124,9 +134,15 @@ class World:
     struck: Counter[str] = field(default_factory=Counter)
     held: str | None = None
     """A create of this name does not arrive."""
-    pauses: dict[str, tuple[str, int]] = field(default_factory=dict)
+    pauses: dict[str, _Pause] = field(default_factory=dict)
     paused: set[str] = field(default_factory=set)
     trace: list[str] | None = None
+    ever: dict[str, list[tuple[int, bytes]]] | None = None
+    """Everything that ever stood below ``wal/``, with the step it came at, deleted or not; None: not remembered."""
+    dwells: float = 0.0
+    """How often a task takes its time at a step or before it asks the store."""
+    doomed: list[Process] = field(default_factory=list)
+    """Die before the next step."""
     quiet: bool = False
     """No faults any more."""
     atomic: bool = False
@@ -145,9 +161,12 @@ class World:
 
     # -- pausing a process at a named step
 
-    def pause(self, process: Process, failpoint: str, skip: int = 0) -> None:
-        """The process stops when it gets to the step for the ``skip``-th time, until ``resume``."""
-        self.pauses[process.name] = (failpoint, skip)
+    def pause(self, process: Process, failpoint: str, skip: int = 0, *, seconds: float | None = None, dies: bool = False) -> None:
+        """The process stops when it gets to the step for the ``skip``-th time, until ``resume``.
+
+        With ``seconds`` it stops for so long, once, and goes on by itself, or dies there.
+        """
+        self.pauses[process.name] = _Pause(failpoint, skip, seconds, dies)
 
     def resume(self, process: Process) -> None:
         self.pauses.pop(process.name, None)
@@ -164,14 +183,35 @@ class World:
         who = task.process.name
         self.note(who, f"at {name}")
         self.scheduler.turn()
+        self.may_stop(task, name)
+
+    def may_stop(self, task: Task, name: str) -> None:
+        """A task is at a step, or about to ask the store for something: ``store.get.wal``, ``store.list.shards``."""
+        if self.dwells and not self.quiet and self.rng.random() < self.dwells:
+            self.scheduler.block(self.rng.choice([0.01, 0.05, 0.2]))
+        who = task.process.name
         wanted = self.pauses.get(who)
-        if wanted is not None and wanted[0] == name:
-            if wanted[1] > 0:
-                self.pauses[who] = (name, wanted[1] - 1)
-                return
+        if wanted is None or wanted.failpoint != name:
+            return
+        if wanted.skip > 0:
+            wanted.skip -= 1
+        elif wanted.seconds is not None:
+            self._stop_for(task.process, wanted)
+        else:
             self.paused.add(who)
             while who in self.paused:
                 self.scheduler.block(1.0)
+
+    def _stop_for(self, process: Owner, wanted: _Pause) -> None:
+        assert isinstance(process, Process)
+        self.pauses.pop(process.name)
+        self.note(process.name, f"stops there for {wanted.seconds} s")
+        self.struck["pause"] += 1
+        self.scheduler.block(wanted.seconds)
+        if wanted.dies:
+            self.struck["dies at a step"] += 1
+            self.doomed.append(process)
+            self.scheduler.turn()
 
     def note(self, who: str, what: str) -> None:
         if self.trace is not None:
@@ -188,6 +228,10 @@ class World:
     # -- per step: the network delivers, processes die, stall and wake
 
     def _before_step(self) -> None:
+        while self.doomed:
+            process = self.doomed.pop()
+            self.note(process.name, "dies")
+            process.end()
         # A request arrives every other step; at once if nothing else can run.
         if self.network and (not self.scheduler.ready or self.rng.random() < 0.5):
             request = self.network[int(self.rng.random() * len(self.network))]
@@ -226,6 +270,8 @@ class World:
         if key in self.objects:
             return False
         self.objects[key] = body
+        if self.ever is not None and key.startswith("wal/"):
+            self.ever.setdefault(key, []).append((self.scheduler.steps, body))
         bisect.insort(self.keys, key)
         self._digest ^= hash((key, body))
         return True
@@ -310,6 +356,8 @@ class SimStore(Store):
         assert task.locks_held == 0, f"{what} {key} while a lock is held"
         if not self._process.runs_through:
             scheduler.turn()
+        if self._world.pauses or self._world.dwells:
+            self._world.may_stop(task, f"store.{what}.{key.partition('/')[0]}")
         return self._prefix + key
 
     def create(self, key: str, data: Data) -> None:
