@@ -305,6 +305,30 @@ def test_a15_of_two_threads_on_one_producer_neither_overtakes(tables: Tables) ->
         assert sequences == [n for n in range(count) if shard in (ALL if n == 0 else ALL[n % 3 :])]
 
 
+def test_a15_a_second_thread_waits_until_the_first_ones_put_is_in_every_shard(tables: Tables) -> None:
+    """Else shard B could get sequence 1 while sequence 0 is on its way from shard A to B."""
+    writer = tables.writer()
+    half_way, go_on = threading.Event(), threading.Event()
+
+    def pause(name: str) -> None:
+        if name == "table.placed" and not half_way.is_set():
+            half_way.set()
+            go_on.wait(PATIENCE)
+
+    with hooked(pause), ThreadPoolExecutor(2) as pool:
+        first = pool.submit(writer.put, in_shards(tables, *ALL), producer="p", sequence=0)
+        assert half_way.wait(PATIENCE)
+        second = pool.submit(writer.put, in_shards(tables, *ALL, number=1), producer="p", sequence=1)
+        with pytest.raises(TimeoutError):
+            second.result(0.05)
+        others = writer.put(in_shards(tables, *ALL, number=2), producer="q", sequence=0)
+        assert others.wait(PATIENCE), "other producers do not wait"
+        go_on.set()
+        for put in (first, second):
+            assert set(put.result(PATIENCE).wait(PATIENCE)) == set(ALL)
+    assert all([put.sequence for put in tables.puts(shard) if put.producer == "p"] == [0, 1] for shard in ALL)
+
+
 def test_a15_those_who_wait_for_their_turn_are_woken_by_a_close(tables: Tables) -> None:
     writer = tables.writer(max_unflushed_memtable_bytes=1000)
     tables.store.add(Fault("create", "hang", key="/0003/"))

@@ -200,6 +200,18 @@ def test_fixed_size_lists_and_values_under_nulls_are_told_right() -> None:
         assert (bad["id"].to_pylist() if bad else []) == wanted
 
 
+def test_what_lies_under_a_null_struct_is_nobodys_fault() -> None:
+    child = pa.field("must", pa.int64(), nullable=False)
+    schema = pa.schema([("id", pa.int64()), pa.field("part", pa.struct([child]))])
+    parts = pa.StructArray.from_arrays([pa.array([None, None, 3], pa.int64())], fields=[child], mask=pa.array([True, False, False]))
+    rows = pa.RecordBatch.from_arrays([pa.array([1, 2, 3]), parts], schema=schema)
+    good, bad = split_bad(rules(schema), rows)
+    assert good is not None
+    assert bad is not None
+    assert (good["id"].to_pylist(), bad["id"].to_pylist()) == ([1, 3], [2])
+    assert bad["_reason"].to_pylist() == ["the column 'part' has a null in 'must'"]
+
+
 def test_a_million_rows_are_told_apart_without_a_loop() -> None:
     count = 1_000_000
     ids = pa.array(np.arange(count), mask=np.arange(count) % 1000 == 7)
