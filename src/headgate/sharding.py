@@ -240,24 +240,27 @@ def identity_values(column: pa.Array) -> list[str | None]:
     Raises:
         InvalidInputError: a value is too long, or is no text.
     """
-    kind = column.type
-    try:
-        if types.is_string(kind) or types.is_large_string(kind):
-            texts: list[str | None] = column.to_pylist()
-        elif types.is_decimal(kind):
-            texts = [None if value is None else f"{value:f}" for value in column.to_pylist()]
-        elif types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
-            texts = [None if value is None else value.hex() for value in column.to_pylist()]
-        else:
-            plain = column.cast(pa.int64()) if types.is_timestamp(kind) or types.is_date64(kind) else column
-            texts = plain.cast(pa.string()).to_pylist()
-        longest = max((len(text.encode()) for text in texts if text is not None), default=0)
-    except UnicodeError as error:
-        raise InvalidInputError(f"a value to shard by is no text: {error}", hint="encode it in UTF-8") from None
+    texts = _spelled(column)
+    longest = max((len(text.encode()) for text in texts if text is not None), default=0)
     if longest > IDENTITY_BYTES_MAX:
         raise InvalidInputError(
             f"a value to shard by is {longest} bytes long", hint=f"{IDENTITY_BYTES_MAX} at most; shard by bucket, or by a shorter column"
         )
+    return texts
+
+
+def _spelled(column: pa.Array) -> list[str | None]:
+    kind = column.type
+    try:
+        if types.is_decimal(kind):
+            return [None if value is None else f"{value:f}" for value in column.to_pylist()]
+        if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+            return [None if value is None else value.hex() for value in column.to_pylist()]
+        if not types.is_string(kind) and not types.is_large_string(kind):
+            column = (column.cast(pa.int64()) if types.is_timestamp(kind) or types.is_date64(kind) else column).cast(pa.string())
+        texts: list[str | None] = column.to_pylist()
+    except UnicodeError as error:
+        raise InvalidInputError(f"a value to shard by is no text: {error}", hint="encode it in UTF-8") from None
     return texts
 
 
@@ -296,6 +299,16 @@ def split_rows(rule: ShardingRule, rows: pa.RecordBatch) -> list[Part]:
     numbers = encoded.indices.to_numpy(zero_copy_only=False)
     parts = [Part(identity_shard(values[number]), part, values[number]) for number, part in _grouped(rows, numbers)]
     return sorted(parts, key=lambda part: part.shard)
+
+
+def shards_of(rule: ShardingRule, rows: pa.RecordBatch) -> set[str]:
+    """Where rows with these values are, if they are anywhere; the shards of identity may not be there."""
+    if rule.kind == "unsharded" or not rows.num_rows:
+        return {_bucket_name(0)} if rows.num_rows else set()
+    column = rows.column(rule.column)
+    if rule.kind == "bucket":
+        return {_bucket_name(int(number)) for number in np.unique(bucket_of(column, rule.buckets))}
+    return {identity_shard(value) for value in _spelled(column.unique())}
 
 
 def _grouped(rows: pa.RecordBatch, numbers: npt.NDArray[np.integer]) -> Iterator[tuple[int, pa.RecordBatch]]:

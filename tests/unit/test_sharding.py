@@ -29,6 +29,7 @@ from headgate.sharding import (
     identity_shard,
     identity_values,
     keeps_shards,
+    shards_of,
     split_rows,
 )
 
@@ -303,6 +304,18 @@ def test_identity_takes_rows_apart_by_value() -> None:
 def test_identity_refuses_more_values_than_there_may_be_shards() -> None:
     with pytest.raises(hg.InvalidInputError, match="each would be a shard"):
         split_rows(hg.identity("id"), batch(list(range(SHARDS_MAX + 1))))
+
+
+@pytest.mark.parametrize("rule", [hg.unsharded(), hg.bucket("id", 1), hg.bucket("id", 8), hg.identity("id")])
+def test_the_shards_of_rows_are_those_of_their_parts(rule: Any) -> None:
+    rows = batch([3, 1, 4, 1, 5, 9, 2, 6, None])
+    assert shards_of(rule, rows) == {part.shard for part in split_rows(rule, rows)}
+    assert shards_of(rule, batch([], pa.int64())) == set()
+
+
+def test_values_that_can_be_in_no_shard_are_looked_for_all_the_same() -> None:
+    values = [str(i) for i in range(SHARDS_MAX + 1)] + ["x" * 1000]
+    assert len(shards_of(hg.identity("id"), batch(values))) == len(values)
 
 
 # -- rules
