@@ -14,6 +14,7 @@ import pyarrow as pa
 
 import headgate.flush as flush
 import headgate.keys as keys
+import headgate.life.gc as gc
 import headgate.query.scan as scan
 import headgate.query.sources as sources
 import headgate.view as view
@@ -259,6 +260,12 @@ def tail_is_not_cut_at_the_cursor():
 @bug
 def collected_above_the_cursor():
     return patch.object(ShardManifest, "hold_position", lambda self: self.cursor.position + 2)
+
+
+@bug
+def flushes_under_way_are_collected():
+    """What no manifest names may be about to be named."""
+    return patch.object(gc, "_still_written", lambda attempt, manifest: None)
 
 
 # -- the merged read

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from headgate.columnar.base import Columnar, Offsets, Slice
 from headgate.columnar.expression import matching_rows
+from headgate.errors import ObjectMissingError
 from headgate.manifest.model import SliceRecord
 from headgate.store import Store
 
@@ -37,7 +38,10 @@ class ArrowColumnar(Columnar):
         return SliceRecord(path=path, rows=rows, bytes=body.size)
 
     def open(self, path: str) -> Slice:
-        data = self._store.get(_key(path))
+        try:
+            data = self._store.get(_key(path))
+        except ObjectMissingError as error:
+            raise ObjectMissingError(f"{path} is missing", object=path) from error
         return ArrowSlice(pa.ipc.open_file(pa.py_buffer(data)).read_all())
 
     def drop(self, path: str) -> None:

@@ -25,7 +25,7 @@ _STOPS = {
         "view.memory", "pipeline.encoded", "pipeline.persisted", "close.drained", "store.get.shards", "store.create.wal",
     ],
     "reader": ["store.get.wal", "store.get.shards", "store.list.wal", "store.list.shards"],
-    "collector": ["collect.listed", "collect.committed", "commit.loaded", "store.delete.wal", "store.delete.shards"],
+    "collector": ["gc.listed", "gc.committed", "collect.listed", "collect.committed", "commit.loaded", "store.delete.wal"],
 }  # fmt: skip
 
 

@@ -109,6 +109,8 @@ def true_chain(stage: TableStage, manifest: ShardManifest) -> Truth:
 def shows(read: Read, state: State) -> bool:
     """Is this what the read should return of a state?"""
     wanted = [row for row in state if read.filter is None or read.filter.matches(row[1])]
+    if isinstance(read.rows, int):
+        return read.rows == (len(wanted) if read.limit is None else min(read.limit, len(wanted)))
     if read.limit is None:
         return list(read.rows) == wanted
     return len(read.rows) == min(read.limit, len(wanted)) and not Counter(read.rows) - Counter(wanted)

@@ -11,7 +11,6 @@ a delete, a key that nobody else uses. Few keys, so that puts, deletes and tombs
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -31,9 +30,10 @@ from headgate.errors import (
     StoreUnavailableError,
     WriterPoisonedError,
 )
+from headgate.life.gc import collect_shard
 from headgate.query.scan import Scan
 from headgate.schema import RowRules
-from headgate.simulation.actors import POLICY, Client, Ledger, Stage, collect_manifests, learn, settle
+from headgate.simulation.actors import POLICY, Client, Ledger, Stage, learn, settle
 from headgate.simulation.world import Process, SimClock, SimStore, World
 from headgate.store import RetryingStore
 from headgate.view import ShardReader
@@ -97,8 +97,8 @@ class Read:
 
     who: str
     source: Source
-    rows: tuple[Row, ...]
-    """Sorted."""
+    rows: tuple[Row, ...] | int
+    """Sorted; or how many, if it only counted."""
     began: int
     ended: int
     """Steps."""
@@ -296,6 +296,10 @@ def _put_all(
 # -- reading
 
 
+def result_of(scan: Scan, rng: random.Random) -> tuple[Row, ...] | int:
+    return scan.count() if rng.random() < 0.1 else rows_of(scan.to_arrow())
+
+
 def rows_of(table: pa.Table) -> tuple[Row, ...]:
     return tuple(sorted(zip(table.column("id").to_pylist(), table.column("value").to_pylist(), strict=True)))
 
@@ -316,7 +320,7 @@ def read_own(stage: TableStage, process: Process, writer: ShardWriter, life: Lif
     asked, limit = _asked(stage, rng)
     began, durable, returned = scheduler.steps, ledger.acknowledged_before(), life.returned
     try:
-        found = rows_of(writer.scan(filter=asked.sql if asked else None, limit=limit, freshness=source).to_arrow())
+        found = result_of(writer.scan(filter=asked.sql if asked else None, limit=limit, freshness=source), rng)
     except (StoreUnavailableError, CommitConflictError):
         return
     stage.world.note(process.name, f"reads ({source}) {found}")
@@ -348,7 +352,8 @@ def reader_process(stage: TableStage, process: Process, rng: random.Random) -> C
             asked, limit = _asked(stage, rng)
             began, durable = scheduler.steps, ledger.acknowledged_before()
             try:
-                found = rows_of(Scan(lambda: [reader.view()], stage.rules, filter=asked.sql if asked else None, limit=limit).to_arrow())
+                scan = Scan(lambda: [reader.view()], stage.rules, filter=asked.sql if asked else None, limit=limit)
+                found = result_of(scan, rng)
             except (StoreUnavailableError, CommitConflictError):
                 continue
             except HeadgateError as error:
@@ -362,42 +367,22 @@ def reader_process(stage: TableStage, process: Process, rng: random.Random) -> C
 
 # -- collecting
 
-_ATTEMPT = re.compile(r"^g(\d{10})-")
-
 
 def table_collector_process(stage: TableStage, process: Process, rng: random.Random, rounds: int) -> Callable[[], None]:
     """Deletes entries that runs have replaced, old manifests, and what flushes left behind."""
 
     def main() -> None:
         clock = SimClock(process)
+        store = RetryingStore(SimStore(process), clock, POLICY)
         for _ in range(rng.randint(1, rounds)):
             clock.sleep(rng.choice([0.0, 0.05, 0.5]))
             log = stage.log(process)
             try:
-                collect_entries(log, dry_run=False, sweep=rng.random() < 0.3)
-                if rng.random() < 0.5:
-                    collect_attempts(stage, process)
-                if rng.random() < 0.5:
-                    collect_manifests(log)
+                if rng.random() < 0.6:
+                    collect_shard(log, store, dry_run=False, min_age=0.0, sweep=rng.random() < 0.3)
+                else:
+                    collect_entries(log, dry_run=False, sweep=rng.random() < 0.3)
             except HeadgateError as error:
                 stage.open_problem(process.name, error)
 
     return main
-
-
-def collect_attempts(stage: TableStage, process: Process) -> None:
-    """Flush attempts that no manifest names, and none can: a generation of their number, or a later one, is committed."""
-    log = stage.log(process)
-    folder = f"shards/{log.shard}-{log.table_id}/runs/"
-    store = RetryingStore(SimStore(process), log.clock, POLICY)
-    listed = [info.key for info in store.list(folder)]
-    manifest = log.manifests.load()
-    named = {run.id for run in manifest.runs}
-    dead = []
-    for key in listed:
-        attempt = key[len(folder) :].split("/")[0]
-        numbered = _ATTEMPT.match(attempt)
-        if numbered and int(numbered[1]) < manifest.next_generation and attempt not in named:
-            dead.append(key)
-    if dead:
-        store.delete(dead)
