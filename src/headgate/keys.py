@@ -32,6 +32,8 @@ Offsets: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 _DENSE = 4  # a table by direct address may be this much larger than the keys
+_SEARCH_COST = 50
+_TABLE_LEAST = 1 << 21
 _TAKE_BYTES_MAX = 1 << 30  # text columns count their bytes in 31 bits
 
 
@@ -112,10 +114,11 @@ class Keys:
 class NumberKeys(Keys):
     """Keys that fit 64 bits: int64, or uint64 where that is what orders them."""
 
-    __slots__ = ("values",)
+    __slots__ = ("_table", "values")
 
     def __init__(self, values: npt.NDArray[Any]) -> None:
         self.values = values
+        self._table: tuple[int, Bools] | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -153,6 +156,37 @@ class NumberKeys(Keys):
         assert isinstance(others, NumberKeys)
         return np.asarray(self.values == others.values)
 
+    def overlap(self, others: Keys) -> Offsets:
+        assert isinstance(others, NumberKeys)
+        if not len(self) or not len(others):
+            return np.zeros(0, np.int64)
+        wanted = others.values
+        first, last = np.searchsorted(self.values, wanted[[0, -1]])
+        mine = self.values[first : last + 1]
+        if len(mine) and mine[-1] > wanted[-1]:
+            mine = mine[:-1]
+        table = others._by_address() if len(mine) <= _SEARCH_COST * len(wanted) else None
+        if table is None:
+            return super().overlap(others)
+        least, there = table
+        return np.asarray(np.flatnonzero(there[_places(mine, least)]) + first)
+
+    def _by_address(self) -> tuple[int, Bools] | None:
+        """For each number from the least of these to the greatest, if it is one of them. None: they are too far apart.
+
+        Looking up each of many in it costs about a fiftieth of a search among them. It is kept for the next ones.
+        """
+        if self._table is None:
+            least, most = int(self.values[0]), int(self.values[-1])
+            if most - least >= max(_DENSE * len(self), _TABLE_LEAST):
+                return None
+            if 0 < least <= most - least:
+                least = 0
+            there = np.zeros(most - least + 1, np.bool_)
+            there[_places(self.values, least)] = True
+            self._table = least, there
+        return self._table
+
     def newest(self) -> Offsets | None:
         values = self.values
         if len(values) <= 1 or self.is_ascending():
@@ -160,12 +194,16 @@ class NumberKeys(Keys):
         least, most = int(values.min()), int(values.max())
         if most - least < _DENSE * len(values):
             last = np.full(most - least + 1, -1, np.int64)
-            last[(values - values.dtype.type(least)).astype(np.int64)] = np.arange(len(values))  # of equal ones the last stays
+            last[_places(values, least)] = np.arange(len(values))  # of equal ones the last stays
             return last[last >= 0]
         order = np.argsort(values)  # not stable, and twice as fast: the last of equal ones is the greatest offset
         ordered = values[order]
         starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
         return np.maximum.reduceat(order, starts) if len(starts) < len(order) else order
+
+
+def _places(values: npt.NDArray[Any], least: int) -> Offsets:
+    return (values - values.dtype.type(least) if least else values).astype(np.int64, copy=False)
 
 
 class ByteKeys(Keys):

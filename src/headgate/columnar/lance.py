@@ -25,8 +25,9 @@ from headgate.manifest.model import SliceRecord
 from headgate.store import Location
 from headgate.store.local import sync_tree
 
-_ROWS_PER_FILE = 1 << 40
+_ROWS_PER_FILE = (1 << 31) - 1  # Lance counts them in 32 bits, and more than fit come to a file per batch
 _BYTES_PER_FILE = 1 << 60
+_BLOCK_BYTES = 1 << 16  # what lies nearer is read at once: many small reads cost more than what lies between
 
 
 class LanceColumnar(Columnar):
@@ -88,7 +89,7 @@ class LanceSlice(Slice):
 
         self._path = path
         try:
-            self._dataset = lance.dataset(uri, storage_options=options)
+            self._dataset = lance.dataset(uri, storage_options=options, block_size=_BLOCK_BYTES)
         except (ValueError, OSError) as error:
             if _is_missing(error):
                 raise ObjectMissingError(f"{path} is missing", object=path) from error

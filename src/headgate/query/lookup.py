@@ -37,12 +37,22 @@ def lookup(load: Load, rules: RowRules, keys: Any, columns: Sequence[str] | None
         InvalidInputError: the table has no key, keys are not of its type, or there is no such column.
     """
     chosen = chosen_columns(rules, columns)
-    order, wanted = KeyOrder(rules), asked_keys(rules, keys)
-    all_keys = order.of(wanted)
-    newest = all_keys.newest()  # each once, ascending
-    distinct = all_keys if newest is None else all_keys.take(newest)
-    first = _first_asked(all_keys, distinct)
-    return whole(load, lambda views: _looked_up(views, rules, chosen, distinct, first))
+    wanted = asked_keys(rules, keys)
+    asked = Asked(wanted, KeyOrder(rules).of(wanted))
+    return whole(load, lambda views: _looked_up(views, rules, chosen, asked))
+
+
+class Asked:
+    """Keys that are looked for, each once, ascending."""
+
+    def __init__(self, table: pa.Table, keys: Keys) -> None:
+        newest = keys.newest()
+        self.keys = keys if newest is None else keys.take(newest)
+        at = self.keys.find(keys)
+        self.first = np.full(len(self.keys), len(keys), np.int64)
+        """Where each was asked for first."""
+        np.minimum.at(self.first, at, np.arange(len(keys)))
+        self.table = table
 
 
 def asked_keys(rules: RowRules, keys: Any) -> pa.Table:
@@ -83,30 +93,25 @@ def _arrays(names: Sequence[str], types: Sequence[pa.DataType], keys: list[Any] 
     return [pa.array([key[number] for key in keys], kind) for number, kind in enumerate(types)]
 
 
-def _first_asked(asked: Keys, distinct: Keys) -> Offsets:
-    """For each distinct key, where it was asked for first."""
-    if len(asked) == len(distinct):
-        return distinct.find(asked).argsort()
-    at = distinct.find(asked)
-    first = np.full(len(distinct), len(asked), np.int64)
-    np.minimum.at(first, at, np.arange(len(asked)))
-    return first
-
-
-def _looked_up(views: Sequence[ReadView], rules: RowRules, columns: Sequence[str], keys: Keys, first: Offsets) -> pa.Table:
-    schema = result_schema(rules, columns)
+def _looked_up(views: Sequence[ReadView], rules: RowRules, columns: Sequence[str], asked: Asked) -> pa.Table:
+    stored = [name for name in columns if name not in rules.key]  # the keys are at hand
     parts: list[pa.RecordBatch] = []
     numbers: list[Offsets] = []
     budget = KEY_BUDGET_BYTES // max(1, len(views))
-    left = np.arange(len(keys))
+    left = np.arange(len(asked.keys))
     for view in views:
-        left = _in_view(view, rules, columns, keys, left, budget, parts, numbers)
-    rows = [pa.RecordBatch.from_arrays(part.columns, schema=schema) if columns else part for part in parts]
-    if not rows:
+        left = _in_view(view, rules, stored, asked.keys, left, budget, parts, numbers)
+    schema = result_schema(rules, columns)
+    if not parts:
         return schema.empty_table()
-    table = pa.Table.from_batches(rows).combine_chunks()
-    asked = first[np.concatenate(numbers)]
-    return table.take(pa.array(np.argsort(asked))) if len(asked) > 1 else table
+    places = asked.first[np.concatenate(numbers)]
+    order = np.argsort(places)
+    found = asked.table.take(pa.array(places[order]))
+    if stored:
+        rows = pa.Table.from_batches(parts).combine_chunks().take(pa.array(order))
+        for name in stored:
+            found = found.append_column(name, rows.column(name))
+    return pa.Table.from_arrays([found.column(name) for name in columns], schema=schema)
 
 
 def _in_view(

@@ -40,13 +40,15 @@ class Mask:
     def bools(self) -> Bools:
         if self.bits is None:
             return np.ones(self.rows, np.bool_)
-        return np.asarray(self.bits.to_numpy(zero_copy_only=False), np.bool_)
+        packed = np.frombuffer(self.bits.buffers()[1], np.uint8)
+        first = self.bits.offset
+        return np.unpackbits(packed, count=first + self.rows, bitorder="little")[first:].view(np.bool_)
 
     def hiding(self, *offsets: Offsets) -> Mask:
         """The same, with further rows that do not count."""
         if not any(map(len, offsets)):
             return self
-        counts = self.bools().copy()
+        counts = self.bools()
         for some in offsets:
             counts[some] = False
         return Mask.of(counts)

@@ -34,8 +34,11 @@ class Target(Protocol):
     @property
     def token(self) -> object: ...
 
-    def find(self, keys: Keys) -> Offsets:
-        """The offset of each of these keys, which ascend; -1: not there."""
+    @property
+    def rows(self) -> int: ...
+
+    def overlap(self, keys: Keys) -> Offsets:
+        """The offsets of the rows that have one of these keys, which ascend."""
         ...
 
 
@@ -78,6 +81,11 @@ class Segment:
             return at
         return np.where(at >= 0, self._newest[at], -1)
 
+    def overlap(self, keys: Keys) -> Offsets:
+        """The offsets of the newest rows of those of these keys that are here; they ascend."""
+        at = self.keys.overlap(keys)
+        return at if self._newest is None else np.asarray(self._newest[at])
+
 
 class FreshRows:
     """All of a MemTable's first puts as one source. Never changes, but for what it remembers."""
@@ -103,23 +111,25 @@ class FreshRows:
             masks.pop()
             last = Segment([*merged.puts, *last.puts], self.rules, order)
         if order is not None:
-            masks = [mask.hiding(_present(segment.find(added.keys))) for segment, mask in zip(segments, masks, strict=True)]
+            masks = [mask.hiding(segment.overlap(added.keys)) for segment, mask in zip(segments, masks, strict=True)]
         rows = FreshRows(self.rules, puts, [*segments, last], [*masks, last.mask])
         if order is not None:
             rows._before, rows._since = self._hidden, added.keys
         return rows
 
     def hidden_in(self, target: Target) -> Offsets:
-        """The offsets of a target's rows whose keys are here, in no order."""
+        """The offsets of a target's rows whose keys are here, in no order, some perhaps twice."""
         token = target.token
         known = self._hidden.get(token)
         if known is None:
             before = self._before.get(token)
             if before is not None and self._since is not None:
-                parts = [before, _present(target.find(self._since))]
+                parts = [before, target.overlap(self._since)]
             else:
-                parts = [_present(target.find(segment.keys)) for segment in self.segments]
-            known = np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
+                parts = [target.overlap(segment.keys) for segment in self.segments]
+            known = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+            if len(known) > target.rows:
+                known = np.unique(known)
             self._hidden[token] = known
         return known
 
@@ -130,6 +140,11 @@ class FreshRows:
             at = segment.find(keys)
             found = np.where(at >= 0, at + start, found)
         return found
+
+    def overlap(self, keys: Keys) -> Offsets:
+        """The offsets of rows with these keys, which ascend: all that may count, at least."""
+        parts = [segment.overlap(keys) + start for start, segment in zip(self.starts[:-1], self.segments, strict=True)]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def is_deleted(self, offsets: Offsets) -> Bools:
         gone = np.zeros(len(offsets), np.bool_)
@@ -183,10 +198,6 @@ def fresh_rows(fresh: Fresh, rules: RowRules, order: KeyOrder | None) -> FreshRo
 def same_table(one: RowRules, two: RowRules) -> bool:
     """Do they read rows alike?"""
     return one is two or (one.key == two.key and one.log_schema.equals(two.log_schema, check_metadata=True))
-
-
-def _present(offsets: Offsets) -> Offsets:
-    return offsets[offsets >= 0]
 
 
 def _nothing(rows: int) -> pa.RecordBatch:

@@ -129,6 +129,13 @@ class RunIndex:
             found[first:last] = np.where(at >= 0, at + start, -1)
         return found
 
+    def overlap(self, keys: Keys) -> Offsets:
+        """The offsets of the rows that have one of these keys, which ascend."""
+        if self.keys is not None:
+            return self.keys.overlap(keys)
+        at = self.find(keys)
+        return at[at >= 0]
+
     def _find_by_scan(self, keys: Keys) -> Offsets:
         found = np.full(len(keys), -1, np.int64)
         for start, part in self.chunks():

@@ -100,8 +100,7 @@ def _with_added(known: KnownRuns, above: dict[str, tuple[str, ...]]) -> dict[str
         index = known.indexes[new]
         assert index.keys is not None
         for id in masks:
-            found = known.indexes[id].find(index.keys)
-            masks[id] = masks[id].hiding(found[found >= 0])
+            masks[id] = masks[id].hiding(known.indexes[id].overlap(index.keys))
         masks[new] = _own(index)
     return masks
 
@@ -147,7 +146,7 @@ def _cuts(samples: Sequence[Keys], count: int) -> list[Keys]:
 
 
 def shadowed(pieces: Sequence[Keys]) -> list[Offsets]:
-    """For each of some lists of keys, oldest first, which of its keys are in a later one. Each ascends."""
+    """For each of some lists of keys, oldest first, which of its keys are in a later one, some perhaps twice. Each ascends."""
     hidden = [np.zeros(0, np.int64) for _ in pieces]
     if _by_address(pieces, hidden):
         return hidden
@@ -155,7 +154,7 @@ def shadowed(pieces: Sequence[Keys]) -> list[Offsets]:
     for number in reversed(range(len(pieces))):
         piece = pieces[number]
         if newer:
-            hidden[number] = np.unique(np.concatenate([piece.overlap(keys) for keys in newer]))
+            hidden[number] = np.concatenate([piece.overlap(keys) for keys in newer])
         if number:
             while newer and len(newer[-1]) <= len(piece):
                 piece = _union(newer.pop(), piece)
@@ -175,9 +174,11 @@ def _by_address(pieces: Sequence[Keys], hidden: list[Offsets]) -> bool:
         return False
     seen = np.zeros(size, np.bool_)
     for number in reversed(range(len(values))):
-        places = (values[number] - values[number].dtype.type(least)).astype(np.int64, copy=False)
+        some = values[number]
+        places = (some - some.dtype.type(least) if least else some).astype(np.int64, copy=False)
         hidden[number] = np.flatnonzero(seen[places])
-        seen[places] = True
+        if number:
+            seen[places] = True
     return True
 
 

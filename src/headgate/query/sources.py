@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.types as types
 
 from headgate.columnar.expression import Filter
 from headgate.keys import KeyOrder, Offsets
@@ -26,7 +26,7 @@ from headgate.schema import RowRules, as_now
 from headgate.view import ReadView
 
 _BATCH_BYTES = 8 << 20
-_BATCH_ROWS_LEAST, _BATCH_ROWS_MOST = 256, 1 << 16
+_BATCH_ROWS_LEAST, _BATCH_ROWS_MOST = 256, 1 << 17
 
 
 class Source(Protocol):
@@ -70,7 +70,7 @@ class RunSource:
     def scan(
         self, columns: Sequence[str], *, start: int = 0, stop: int | None = None, batch_rows: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        for batch in self.run.scan(self._stored(columns), start=start, stop=stop, batch_rows=batch_rows or self.batch_rows):
+        for batch in self.run.scan(self._stored(columns), start=start, stop=stop, batch_rows=batch_rows or self._batch_rows(columns)):
             yield as_now(batch, self.run.names, self.rules, columns)
 
     def matching(self, filter: Filter, columns: Sequence[str]) -> Iterator[tuple[Offsets, pa.RecordBatch]] | None:
@@ -84,11 +84,14 @@ class RunSource:
         rows = self.run.take(offsets, stored) if stored and len(offsets) else _rows_without_columns(len(offsets))
         return as_now(rows, self.run.names, self.rules, columns)
 
-    @property
-    def batch_rows(self) -> int:
+    def _batch_rows(self, columns: Sequence[str]) -> int:
         """So many that a batch stays small, whatever the rows hold."""
-        row_bytes = self.run.record.bytes // max(1, self.rows)
-        return int(np.clip(_BATCH_BYTES // max(1, row_bytes), _BATCH_ROWS_LEAST, _BATCH_ROWS_MOST))
+        kinds = [self.rules.schema.field(name).type for name in columns]
+        if all(types.is_primitive(kind) for kind in kinds):
+            row_bytes = sum(int(kind.bit_width) for kind in kinds) // 8
+        else:
+            row_bytes = self.run.record.bytes // max(1, self.rows)
+        return min(max(_BATCH_BYTES // max(1, row_bytes), _BATCH_ROWS_LEAST), _BATCH_ROWS_MOST)
 
     def _then(self, column: str) -> str | None:
         return self.run.names.get(self.rules.field_ids[self.rules.schema.get_field_index(column)])
