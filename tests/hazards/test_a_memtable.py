@@ -227,7 +227,7 @@ def test_a09_on_a_real_disk_with_lance(tmp_path: Path) -> None:
     table = hg.create_table(tmp_path / "table", schema, key="id")
     with table.shard("0000").writer(hg.ShardWriterConfig(max_memtable_rows=40)) as writer:
         for start in range(0, 100, 10):
-            writer.put([{"id": i, "tag": f"t{i}", "score": i / 2} for i in range(start, start + 10)])
+            writer.put([{"id": i, "tag": f"t{i}", "score": i / 2} for i in range(start, start + 10)]).wait()
         writer.delete(pa.table({"id": list(range(0, 100, 2))}))
     view = table.shard("0000").reader.view()
     assert not any(part.count for part in view.fresh)

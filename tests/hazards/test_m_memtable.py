@@ -80,6 +80,15 @@ def a_warm_writer(bench: Any) -> hg.ShardWriter:
     return writer
 
 
+def test_m01_first_rows_of_many_small_batches_pin_their_own_rows(bench: Any) -> None:
+    writer = a_warm_writer(bench)
+    start = pa.total_allocated_bytes()
+    for number in range(500):
+        writer.put(rows_of(500, 500 * number).slice(0, 1))
+    writer._pipeline.drain()
+    assert pa.total_allocated_bytes() - start <= 4 * writer.backpressure_stats().held_bytes
+
+
 def test_m01_a_hundred_slices_of_one_large_table_count_and_pin_their_own_rows(bench: Any) -> None:
     writer = a_warm_writer(bench)
     start = pa.total_allocated_bytes()

@@ -599,6 +599,28 @@ def test_r08_memory_never_shows_an_older_row_above_a_newer_one(bench: Any, arriv
     assert rows == 2, "no row is in two places"
 
 
+def test_r08_a_flush_in_every_round_of_a_reader_does_not_keep_it_from_its_view(bench: Any) -> None:
+    """The cursor has moved each time it looks again: as long as it is within what was read, both are of one moment."""
+    writer = bench.memtable_writer(max_memtable_age=1e6)
+    writer.put(bench.rows(0)).wait()
+    number = 0
+
+    def flush(operation: str, key: str) -> None:
+        nonlocal number
+        if operation == "get" and LOG in key:
+            writer.flush()
+            number += 1
+            writer.put(bench.rows(number)).wait()
+
+    reader = bench.reader(bench.faulty(before=flush))
+    for _ in range(5):
+        known = number
+        state = bench.state(reader.view())
+        assert len(state) > known
+        assert state == expected(*range(len(state))), "nothing is seen before what was put first"
+    assert number < 50
+
+
 def test_r08_a_reader_does_not_chase_a_writer_that_is_faster(bench: Any) -> None:
     writer = bench.memtable_writer(max_memtable_age=1e6)
     for number in range(3):
@@ -675,22 +697,31 @@ def test_r09_a_flush_that_failed_does_not_end_the_next_ones(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("point", ["pipeline.encoded", "pipeline.persisted"])
-def test_r10_a_row_between_the_log_and_the_memtable_is_not_passed_by_a_flush(bench: Any, crew: Any, point: str) -> None:
+def test_r10_a_row_between_the_log_and_the_memtable_is_not_passed_by_a_flush(bench: Any, point: str) -> None:
     store = bench.faulty()
     writer = bench.memtable_writer(store, max_memtable_age=1e6)
     writer.put(bench.rows(1)).wait()
-    crew.stops = {point}
-    putting = crew.actor(lambda: writer.put(bench.rows(2)).wait())
-    putting.step_to(point)
-    writer._generations.flush()  # as by age or size: it waits for nobody's entry
-    assert [(run.first, run.end) for run in bench.manifest.runs] == [(0, 1)]
-    assert bench.manifest.cursor.position == 1
-    assert bench.state(writer.view()) == expected(1)
-    cut_off(store)
-    successor = bench.memtable_writer(bench.faulty())
-    want = expected(1, 2) if point == "pipeline.persisted" else expected(1)
-    assert bench.state(successor.view()) == want
-    successor.close()
+    reached, go_on = threading.Event(), threading.Event()
+
+    def pause(name: str) -> None:
+        if name == point and not reached.is_set():
+            reached.set()
+            go_on.wait(bench.PATIENCE)
+
+    with hooked(pause):
+        ack = writer.put(bench.rows(2))
+        assert reached.wait(bench.PATIENCE)
+        writer._generations.flush()  # as by age or size: it waits for nobody's entry
+        assert [(run.first, run.end) for run in bench.manifest.runs] == [(0, 1)]
+        assert bench.manifest.cursor.position == 1
+        assert bench.state(writer.view()) == expected(1)
+        assert not ack.done()
+        cut_off(store)
+        successor = bench.memtable_writer(bench.faulty())
+        want = expected(1, 2) if point == "pipeline.persisted" else expected(1)
+        assert bench.state(successor.view()) == want
+        successor.close()
+        go_on.set()
     assert bench.state() == want
 
 
