@@ -27,6 +27,7 @@ import headgate as hg
 import ours
 import peers
 from harness import Contestant, Measurements, Question, Scale, Target, main
+from process import Stopwatch
 from rows import DOCUMENTS, KEY, SCHEMA, VECTOR_LENGTH, Ids, documents, rows_of, values_of
 
 OURS, READER, LANCE, PLAIN = "headgate", "headgate, other process", "lance", "plain lance"
@@ -163,17 +164,22 @@ def scan(folder: Path, scale: Scale) -> Measurements:
     for name, columns in (("", ["id", "v"]), ("all columns, ", None)):
         with reopened(folder, scale) as writer:
             plain.to_table(columns=columns)
-            found[f"{name}first ms"], table = milliseconds(_our_scan, writer, columns)
+            with Stopwatch() as first:
+                table = _our_scan(writer, columns)
             layers.check(table)
-            further: list[float] = []
-            limit: list[float] = []
+            found |= {f"{name}first ms": first.seconds * 1e3, f"{name}first, CPU ms": first.cpu_seconds * 1e3}
+            reads = {"further": partial(_our_scan, writer, columns), PLAIN: partial(plain.to_table, columns=columns)}
+            watches: dict[str, list[Stopwatch]] = {which: [] for which in reads}
             for _ in range(_TURNS):
-                for taken, read in ((further, partial(_our_scan, writer, columns)), (limit, partial(plain.to_table, columns=columns))):
-                    elapsed, table = milliseconds(read)
+                for which, read in reads.items():
+                    with Stopwatch() as watch:
+                        table = read()
                     assert table.num_rows == len(layers.base)
-                    taken.append(elapsed)
+                    watches[which].append(watch)
                     del table
-            found[f"{name}further ms"], found[f"{name}{PLAIN} ms"] = statistics.median(further), statistics.median(limit)
+            for which, taken in watches.items():
+                found[f"{name}{which} ms"] = statistics.median(watch.seconds for watch in taken) * 1e3
+                found[f"{name}{which}, CPU ms"] = statistics.median(watch.cpu_seconds for watch in taken) * 1e3
     return found
 
 
@@ -426,6 +432,9 @@ QUESTIONS = [
             Target("further over a plain scan", f"{OURS}.further ms", f"{OURS}.{PLAIN} ms", at_most=3),
             Target("all columns, first", f"{OURS}.all columns, first ms", f"{OURS}.all columns, {PLAIN} ms"),
             Target("all columns, further", f"{OURS}.all columns, further ms", f"{OURS}.all columns, {PLAIN} ms", at_most=2),
+            Target("first, in CPU time", f"{OURS}.first, CPU ms", f"{OURS}.{PLAIN}, CPU ms"),
+            Target("further, in CPU time", f"{OURS}.further, CPU ms", f"{OURS}.{PLAIN}, CPU ms"),
+            Target("all columns, further, in CPU time", f"{OURS}.all columns, further, CPU ms", f"{OURS}.all columns, {PLAIN}, CPU ms"),
             Target("in another process, first", f"{READER}.first ms", f"{OURS}.{PLAIN} ms"),
             Target("in another process, further", f"{READER}.further ms", f"{OURS}.{PLAIN} ms"),
         ],
