@@ -436,7 +436,7 @@ class Client:
 
     def send(self, count: int) -> None:
         pending: dict[int, Any] = {}
-        following = 0
+        following, ends = 0, {count // 4, count // 2, count - 1}
         while len(self.acknowledged) < count:
             if self.random.random() < 0.3:
                 self.disturb()
@@ -447,7 +447,8 @@ class Client:
                     following += 1
                 for sequence in [n for n in pending if following >= count or self.random.random() < 0.3 or pending[n].done()]:
                     self.acknowledged[sequence] = dict(pending.pop(sequence).wait(PATIENCE))
-                if self.random.random() < 0.02:
+                if self.random.random() < 0.02 or following in ends:
+                    ends.discard(following)
                     self.drop()
             except hg.HeadgateError:
                 self.refused += 1
