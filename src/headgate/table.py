@@ -25,12 +25,12 @@ from headgate.life.create import load_if_there, opened
 from headgate.life.status import RunInfo, TableStatus, shard_runs, shard_status
 from headgate.life.verify import VerifyReport, verify_shard
 from headgate.manifest import TableManifest
-from headgate.manifest.model import AnyIndex, ShardingRule, TextIndex, VectorIndex
+from headgate.manifest.model import AnyIndex, ShardingRule
 from headgate.query.fresh_index import cut_of
 from headgate.query.lookup import asked_keys, lookup
 from headgate.query.scan import Load, Scan
 from headgate.query.text import search_text
-from headgate.query.vector import search
+from headgate.query.vector import metric_of, search
 from headgate.schema import RowRules, check_schema, encode_schema
 from headgate.shard import Places, Shard
 from headgate.sharding import check_sharding, first_shards, split_rows, unsharded
@@ -189,6 +189,19 @@ class Table:
         wanted = asked_keys(rules, keys)
         return lookup(self._loading(rules, shards=self._shards_of(wanted)), rules, wanted, columns)
 
+    def sql(self, query: str) -> pa.Table:
+        """The result of a SQL query in which the table is called ``t``, e.g. ``"select count(*) from t"``. Writes nothing.
+
+        All of the query sees one state of each shard.
+
+        Raises:
+            InvalidInputError: it is no query, or not over this table.
+        """
+        from headgate.query.sql import sql  # brings pandas along, a second to load: only those who ask pay
+
+        rules = self._watch.latest(force=True)
+        return sql(self._loading(rules), rules, query)
+
     def search(self, column: str, query: Any, k: int = 10, filter: str | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """The ``k`` rows whose vectors are nearest to ``query``, nearest first, with a column ``_distance``.
 
@@ -205,7 +218,7 @@ class Table:
         """
         self._watch.refresh()
         manifest, rules = self._watch.seen
-        metric = next((index.metric for index in manifest.indexes if isinstance(index, VectorIndex) and index.column == column), "l2")
+        metric = metric_of(manifest.indexes, column)
         return search(self._loading(rules), rules, column, query, k, metric=metric, filter=filter, columns=columns)
 
     def search_text(
@@ -225,8 +238,8 @@ class Table:
         """
         self._watch.refresh()
         manifest, rules = self._watch.seen
-        kept = next((index for index in manifest.indexes if isinstance(index, TextIndex) and index.column == column), None)
-        return search_text(self._loading(rules), rules, column, query, k, cut=cut_of(kept), filter=filter, columns=columns)
+        cut = cut_of(manifest.indexes, column)
+        return search_text(self._loading(rules), rules, column, query, k, cut=cut, filter=filter, columns=columns)
 
     def _shards_of(self, keys: pa.Table) -> set[str]:
         """Where these keys can be: no other shard is looked at."""

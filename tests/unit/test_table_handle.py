@@ -70,6 +70,7 @@ def test_a_read_sees_columns_that_another_process_changed(table: hg.Table) -> No
     expected = [{"number": 1, "name": "a", "size": None}, {"number": 2**40, "name": "b", "size": "large"}]
     assert rows_of(reader.scan(), by="number") == expected
     assert reader.schema.equals(table.schema)
+    assert reader.sql("select sum(number) as s, max(size) as z from t").to_pylist() == [{"s": 2**40 + 1, "z": "large"}]
     assert in_another_process(table).lookup([2**40, 1]).to_pylist() == expected[::-1]
 
 
