@@ -291,10 +291,15 @@ def filter_comes_before_the_newest():
 
 @bug
 def limit_comes_before_the_shadow():
+    def cut(source, limit):
+        return SimpleNamespace(
+            mask=source.mask, matching=lambda filter, columns: None, scan=lambda columns: scan.limited(source.scan(columns), limit)
+        )
+
     def careless(self, views, columns=None):
         wanted = self.columns if columns is None else columns
-        found = (rows for source in scan._sources(views) for _, rows in scan.visible_rows(source, wanted, self._filter, stop=self._limit))
-        return scan.limited(found, self._limit)
+        cuts = (cut(source, self._limit) for source in scan.all_sources(views))
+        return scan.limited((rows for source in cuts for rows in scan.visible_rows(source, wanted, self._filter)), self._limit)
 
     return patch.object(scan.Scan, "_rows", careless)
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headgate.columnar.base import Columnar, Offsets, Slice
+from headgate.columnar.base import Columnar, Offsets, Slice, rows_without_columns
 from headgate.columnar.expression import matching_rows
 from headgate.errors import ObjectMissingError
 from headgate.manifest.model import SliceRecord
@@ -83,7 +83,7 @@ class ArrowSlice(Slice):
 
 def _one(table: pa.Table, rows: int) -> pa.RecordBatch:
     if not table.num_columns:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
+        return rows_without_columns(rows)
     if not rows:
         return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in table.schema], schema=table.schema)
     return table.combine_chunks().to_batches()[0]

@@ -76,3 +76,8 @@ class Columnar(ABC):
     @abstractmethod
     def drop(self, path: str) -> None:
         """Delete a slice; what is missing counts as deleted."""
+
+
+def rows_without_columns(rows: int) -> pa.RecordBatch:
+    """So many rows, and nothing in them."""
+    return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None]))

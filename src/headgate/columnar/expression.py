@@ -87,12 +87,19 @@ def matching_rows(table: pa.Table, filter: str) -> Offsets:
     return Filter(filter, table.schema).matching(table)
 
 
-def session(normalized: bool = False, partitions: int = 1) -> Any:
-    """A DataFusion context that reads names as we do."""
-    from datafusion import SessionConfig, SessionContext  # a while to load: only those who filter pay
+def session(normalized: bool = False, partitions: int | None = 1, memory_bytes: int | None = None) -> Any:
+    """A DataFusion context that reads names as we do.
+
+    What needs more memory than is given goes to temporary files, or is refused if it cannot.
+    """
+    from datafusion import RuntimeEnvBuilder, SessionConfig, SessionContext  # a while to load: only those who filter pay
 
     config = SessionConfig().set("datafusion.sql_parser.enable_ident_normalization", "true" if normalized else "false")
-    return SessionContext(config.with_target_partitions(partitions))
+    if partitions is not None:
+        config = config.with_target_partitions(partitions)
+    if memory_bytes is None:
+        return SessionContext(config)
+    return SessionContext(config, RuntimeEnvBuilder().with_disk_manager_os().with_fair_spill_pool(memory_bytes))
 
 
 def _frame(table: pa.Table, normalized: bool) -> Any:

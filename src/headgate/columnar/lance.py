@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headgate.columnar.base import Columnar, Offsets, Slice
+from headgate.columnar.base import Columnar, Offsets, Slice, rows_without_columns
 from headgate.errors import InvalidInputError, ObjectMissingError, StoreUnavailableError
 from headgate.manifest.model import SliceRecord
 from headgate.store import Location
@@ -110,7 +110,7 @@ class LanceSlice(Slice):
             return
         if not columns:
             for at in range(start, end, batch_rows):
-                yield pa.RecordBatch.from_struct_array(pa.array([{}] * min(batch_rows, end - at), pa.struct([])))
+                yield rows_without_columns(min(batch_rows, end - at))
             return
         whole = (start, end) == (0, self.num_rows)
         scanner = self._dataset.scanner(

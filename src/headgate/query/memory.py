@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from headgate.columnar.base import rows_without_columns
 from headgate.keys import Bools, KeyOrder, Keys, Offsets, deleted_of, rows_of
 from headgate.memtable import Fresh
 from headgate.query.mask import Mask
@@ -80,6 +81,10 @@ class Segment:
         if self._newest is None:
             return at
         return np.where(at >= 0, self._newest[at], -1)
+
+    def offsets(self, start: int, stop: int) -> Offsets:
+        """Where the newest rows of some keys that follow each other are."""
+        return np.arange(start, stop) if self._newest is None else self._newest[start:stop]
 
     def overlap(self, keys: Keys) -> Offsets:
         """The offsets of the newest rows of those of these keys that are here; they ascend."""
@@ -146,6 +151,18 @@ class FreshRows:
         parts = [segment.overlap(keys) + start for start, segment in zip(self.starts[:-1], self.segments, strict=True)]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
+    def between(self, low: Keys | None, high: Keys | None) -> tuple[Keys, Offsets]:
+        """The keys from ``low`` up to, not including, ``high``, each once, ascending, with the offsets of their newest rows."""
+        keys, offsets = [], []
+        for start, segment in zip(self.starts[:-1], self.segments, strict=True):
+            first = 0 if low is None else int(segment.keys.positions(low)[0])
+            last = len(segment.keys) if high is None else int(segment.keys.positions(high)[0])
+            keys.append(segment.keys.part(first, max(first, last)))
+            offsets.append(segment.offsets(first, max(first, last)) + start)
+        together, at = keys[0].joined(*keys[1:]), np.concatenate(offsets)
+        newest = together.newest()
+        return (together, at) if newest is None else (together.take(newest), at[newest])
+
     def is_deleted(self, offsets: Offsets) -> Bools:
         gone = np.zeros(len(offsets), np.bool_)
         for start, segment in zip(self.starts[:-1], self.segments, strict=True):
@@ -166,13 +183,13 @@ class FreshRows:
         end = self.rows if stop is None else min(stop, self.rows)
         if not columns:
             for at in range(start, end, batch_rows):
-                yield _nothing(min(batch_rows, end - at))
+                yield rows_without_columns(min(batch_rows, end - at))
             return
         yield from self.table(columns).slice(start, max(0, end - start)).to_batches(max_chunksize=batch_rows)
 
     def take(self, offsets: Offsets, columns: Sequence[str]) -> pa.RecordBatch:
         if not columns:
-            return _nothing(len(offsets))
+            return rows_without_columns(len(offsets))
         return one_batch_of(self.table(columns).take(pa.array(offsets, pa.int64())))
 
 
@@ -198,10 +215,6 @@ def fresh_rows(fresh: Fresh, rules: RowRules, order: KeyOrder | None) -> FreshRo
 def same_table(one: RowRules, two: RowRules) -> bool:
     """Do they read rows alike?"""
     return one is two or (one.key == two.key and one.log_schema.equals(two.log_schema, check_metadata=True))
-
-
-def _nothing(rows: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None]))
 
 
 def one_batch_of(table: pa.Table) -> pa.RecordBatch:

@@ -78,6 +78,15 @@ class RunIndex:
             self._deleted = Mask(self.rows, pa.concat_arrays(parts))
         return self._deleted
 
+    def deleted_between(self, start: int, stop: int) -> Mask | None:
+        """The same for some rows that follow each other; no others are read."""
+        if not self.run.record.tombstones:
+            return None
+        if self._deleted is not None and self._deleted.bits is not None:
+            return Mask(stop - start, self._deleted.bits.slice(start, stop - start))
+        parts = [batch.column(0) for batch in self.run.scan([DELETED], start=start, stop=stop, batch_rows=1 << 20)]
+        return Mask(stop - start, pa.concat_arrays(parts))
+
     def is_deleted(self, offsets: Offsets) -> Bools:
         deleted = self.deleted()
         return np.zeros(len(offsets), np.bool_) if deleted is None else deleted.at(offsets)

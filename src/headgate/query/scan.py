@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from headgate.columnar.base import rows_without_columns
 from headgate.columnar.expression import Filter
 from headgate.errors import DataLossError, InvalidInputError, ObjectMissingError, SnapshotExpiredError
 from headgate.query.shadow import KEY_BUDGET_BYTES
@@ -27,7 +28,6 @@ Load = Callable[[], Sequence[ReadView]]
 Result = TypeVar("Result")
 
 _RELOADS_MAX = 8
-_FILTER_ROWS = 1 << 17
 
 
 class Scan:
@@ -73,17 +73,17 @@ class Scan:
             SnapshotExpiredError: what is being read was collected meanwhile. Scan again.
         """
         schema = self.schema
-        return streamed(self._load, lambda views: (_exactly(rows, schema) for rows in self._rows(views)))
+        return streamed(self._load, lambda views: (exactly(rows, schema) for rows in self._rows(views)))
 
     def to_arrow(self) -> pa.Table:
         schema = self.schema
-        batches = whole(self._load, lambda views: [_exactly(rows, schema) for rows in self._rows(views)])
+        batches = whole(self._load, lambda views: [exactly(rows, schema) for rows in self._rows(views)])
         return pa.Table.from_batches(batches, schema)
 
     def count(self) -> int:
         """How many rows; without a filter none of them is read."""
         if self._filter is None:
-            rows = whole(self._load, lambda views: sum(source.mask.count for source in _sources(views)))
+            rows = whole(self._load, lambda views: sum(source.mask.count for source in all_sources(views)))
         else:
             rows = whole(self._load, lambda views: sum(batch.num_rows for batch in self._rows(views, ())))
         return rows if self._limit is None else min(rows, self._limit)
@@ -105,10 +105,10 @@ class Scan:
 
     def _rows(self, views: Sequence[ReadView], columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         wanted = self.columns if columns is None else columns
-        return limited((rows for source in _sources(views) for _, rows in visible_rows(source, wanted, self._filter)), self._limit)
+        return limited((rows for source in all_sources(views) for rows in visible_rows(source, wanted, self._filter)), self._limit)
 
 
-def _sources(views: Sequence[ReadView]) -> Iterator[Source]:
+def all_sources(views: Sequence[ReadView]) -> Iterator[Source]:
     """Of all shards, one after the other; they share what may be kept of keys."""
     for view in views:
         yield from sources_of(view, key_budget_bytes=KEY_BUDGET_BYTES // max(1, len(views)))
@@ -134,37 +134,35 @@ def result_schema(rules: RowRules, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([rules.schema.field(name) for name in columns])
 
 
-def visible_rows(
-    source: Source, columns: Sequence[str], filter: Filter | None, *, start: int = 0, stop: int | None = None
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of a source that count and match, in order, in batches with rows; with each the offset where its batch began."""
+def visible_rows(source: Source, columns: Sequence[str], filter: Filter | None) -> Iterator[pa.RecordBatch]:
+    """The rows of a source that count and match, in order, in batches that have rows."""
     if not source.mask.count:
         return
     if filter is not None:
-        found = source.matching(filter, columns) if (start, stop) == (0, None) else None
+        found = source.matching(filter, columns)
         if found is not None:
             for offsets, rows in found:
                 kept = source.mask.at(offsets)
                 if kept.any():
-                    yield int(offsets[0]), rows if kept.all() else rows.filter(pa.array(kept))
+                    yield rows if kept.all() else _only(rows, pa.array(kept))
             return
     wanted = list(columns) if filter is None else list(dict.fromkeys([*columns, *filter.columns]))
-    at = start
-    for rows in source.scan(wanted, start=start, stop=stop):
+    at = 0
+    for rows in source.scan(wanted):
         counting = source.mask.part(at, rows.num_rows)
-        began, at = at, at + rows.num_rows
+        at += rows.num_rows
         if counting is not None:
             if not counting.true_count:
                 continue
-            rows = rows.filter(counting) if rows.num_columns else rows.slice(0, counting.true_count)
+            rows = _only(rows, counting)
         if filter is not None:
             offsets = filter.matching(rows)
             if not len(offsets):
                 continue
-            rows = rows.select(list(columns)) if columns else _rows_only(len(offsets))
+            rows = rows.select(list(columns)) if columns else rows_without_columns(len(offsets))
             if columns and len(offsets) < rows.num_rows:
                 rows = rows.take(pa.array(offsets))
-        yield began, rows
+        yield rows
 
 
 def limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
@@ -181,12 +179,12 @@ def limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa
         left -= rows.num_rows
 
 
-def _exactly(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def exactly(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(rows.columns, schema=schema) if len(schema) else rows
 
 
-def _rows_only(rows: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None]))
+def _only(rows: pa.RecordBatch, counting: pa.BooleanArray) -> pa.RecordBatch:
+    return rows.filter(counting) if rows.num_columns else rows.slice(0, counting.true_count)
 
 
 def whole(load: Load, read: Callable[[Sequence[ReadView]], Result]) -> Result:
@@ -230,4 +228,4 @@ def _reloaded(load: Load, before: Sequence[ReadView], error: ObjectMissingError)
     return views
 
 
-__all__ = ["Scan", "chosen_columns", "limited", "result_schema", "streamed", "visible_rows", "whole"]
+__all__ = ["Load", "Scan", "all_sources", "chosen_columns", "exactly", "limited", "result_schema", "streamed", "visible_rows", "whole"]

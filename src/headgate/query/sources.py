@@ -16,6 +16,7 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.types as types
 
+from headgate.columnar.base import rows_without_columns
 from headgate.columnar.expression import Filter
 from headgate.keys import KeyOrder, Offsets
 from headgate.query.mask import Mask
@@ -81,7 +82,7 @@ class RunSource:
 
     def take(self, offsets: Offsets, columns: Sequence[str]) -> pa.RecordBatch:
         stored = self._stored(columns)
-        rows = self.run.take(offsets, stored) if stored and len(offsets) else _rows_without_columns(len(offsets))
+        rows = self.run.take(offsets, stored) if stored and len(offsets) else rows_without_columns(len(offsets))
         return as_now(rows, self.run.names, self.rules, columns)
 
     def _batch_rows(self, columns: Sequence[str]) -> int:
@@ -176,7 +177,3 @@ def _run_masks(view: ReadView, memory: Sequence[FreshRows], key_budget_bytes: in
         known.merged.clear()
         known.merged[now] = merged
     return merged
-
-
-def _rows_without_columns(rows: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None]))

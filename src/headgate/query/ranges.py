@@ -1,0 +1,223 @@
+"""Ranges of keys: parts of a shard that many workers read beside each other, each by itself.
+
+Owns: cutting a view into ranges, and merging one of them. Does not own: whole scans (scan).
+
+A range is read from each source alone: where it begins is found by a few keys, and only its own
+keys are compared. So a worker reads about its share of the files, and needs to know nothing of the
+others. Ranges are given by rows of the key's columns: ``lo`` belongs to the range, ``hi`` does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from headgate.columnar.expression import Filter
+from headgate.errors import InvalidInputError
+from headgate.keys import KeyOrder, Keys, Offsets
+from headgate.query.mask import Mask
+from headgate.query.memory import FreshRows
+from headgate.query.run_index import RunIndex
+from headgate.query.scan import chosen_columns, exactly, limited, result_schema, visible_rows
+from headgate.query.shadow import shadowed
+from headgate.query.sources import RunSource, Source, in_memory, runs_of
+from headgate.view import ReadView
+
+_SAMPLES = 64
+_PART_ROWS = 1 << 21
+_PARTS_MAX = 1 << 16
+_TAKE_ROWS = 1 << 16
+
+
+def split_points(view: ReadView, n: int) -> pa.RecordBatch:
+    """Keys that cut a view into about ``n`` ranges of about as many rows: ascending, at most n - 1 of them.
+
+    With p of them there are p + 1 ranges: up to the first, between each and the next, and from the last on.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise InvalidInputError(f"a view cannot be cut into {n!r} ranges", hint="a whole number, 1 or more")
+    rules, order = view.rules, _order(view)
+    indexes, memory = list(runs_of(view).indexes.values()), in_memory(view)
+    total = sum(index.rows for index in indexes) + sum(rows.rows for rows in memory)
+    none = pa.RecordBatch.from_arrays([pa.array([], f.type) for f in rules.key_schema], schema=rules.key_schema)
+    if n == 1 or not total:
+        return none
+    tables, weights = [], []
+    for index in indexes:
+        offsets = _spread(index.rows, _share(index.rows, total, n))
+        if len(offsets):
+            tables.append(pa.table(RunSource(index.run, rules, Mask(index.rows)).take(offsets, rules.key)))
+            weights.append(np.full(len(offsets), index.rows / len(offsets)))
+    for rows in memory:
+        offsets = _spread(rows.rows, _share(rows.rows, total, n))
+        if len(offsets):
+            tables.append(pa.table(rows.take(offsets, rules.key)))
+            weights.append(np.full(len(offsets), rows.rows / len(offsets)))
+    samples = pa.concat_tables([pa.table(table.columns, names=list(rules.key)) for table in tables])
+    keys, weight = order.of(samples), np.concatenate(weights)
+    ascending = keys.order()
+    before = np.cumsum(weight[ascending]) - weight[ascending]
+    chosen = np.searchsorted(before, total * np.arange(1, n) / n)
+    chosen = np.unique(chosen[chosen < len(ascending)])
+    picked = keys.take(ascending[chosen])
+    different = np.append(True, ~picked.same_as_next()) if len(chosen) else np.zeros(0, np.bool_)
+    points = samples.take(pa.array(ascending[chosen[different]])).combine_chunks()
+    return pa.RecordBatch.from_arrays([_one(column) for column in points.columns], schema=rules.key_schema)
+
+
+def _share(rows: int, total: int, n: int) -> int:
+    return max(1, round(_SAMPLES * n * rows / total))
+
+
+def _spread(rows: int, count: int) -> Offsets:
+    """Offsets in the middle of ``count`` parts of a source."""
+    count = min(rows, count)
+    return ((2 * np.arange(count, dtype=np.int64) + 1) * rows // max(1, 2 * count)).astype(np.int64)
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def scan_range(
+    view: ReadView,
+    columns: Sequence[str] | None = None,
+    lo: pa.RecordBatch | None = None,
+    hi: pa.RecordBatch | None = None,
+    *,
+    filter: str | None = None,
+    limit: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows that count with keys from ``lo`` up to, not including, ``hi``; each one row of the key's columns, or None: no bound.
+
+    Raises:
+        ObjectMissingError: a run was collected meanwhile; take a new view.
+    """
+    rules, order = view.rules, _order(view)
+    chosen = chosen_columns(rules, columns)
+    condition = None if filter is None else Filter(filter, rules.schema)
+    schema = result_schema(rules, chosen)
+    low, high = (None if bound is None else _bound(order, bound) for bound in (lo, hi))
+    indexes, memory = list(runs_of(view).indexes.values()), in_memory(view)
+
+    def read() -> Iterator[pa.RecordBatch]:
+        for part in _parts(indexes, low, high):
+            for source in _merged(view, indexes, memory, part):
+                for rows in visible_rows(source, chosen, condition):
+                    yield exactly(rows, schema)
+
+    return limited(read(), limit)
+
+
+def _order(view: ReadView) -> KeyOrder:
+    if not view.rules.key:
+        raise InvalidInputError("the table has no key, so no ranges of keys", hint="read its runs one by one")
+    return KeyOrder(view.rules)
+
+
+def _bound(order: KeyOrder, bound: pa.RecordBatch) -> Keys:
+    if bound.num_rows != 1:
+        raise InvalidInputError(f"a bound has {bound.num_rows} rows", hint="one row of the key's columns")
+    table = pa.table([bound.column(name).cast(kind) for name, kind in zip(order.names, order.types, strict=True)], names=list(order.names))
+    return order.of(table)
+
+
+class _Range:
+    """Where a range is in each run: from and up to which offset. Its bounds tell which rows in memory it has."""
+
+    def __init__(self, bounds: list[tuple[int, int]], low: Keys | None, high: Keys | None) -> None:
+        self.bounds, self.low, self.high = bounds, low, high
+
+
+def _parts(indexes: Sequence[RunIndex], low: Keys | None, high: Keys | None) -> Iterator[_Range]:
+    """The range in parts, of which each has few enough keys to hold."""
+    starts = [0 if low is None else index.lower_bound(low) for index in indexes]
+    stops = [index.rows if high is None else index.lower_bound(high) for index in indexes]
+    sizes = [max(0, stop - start) for start, stop in zip(starts, stops, strict=True)]
+    count = min(_PARTS_MAX, 1 + sum(sizes) // _PART_ROWS)
+    largest = int(np.argmax(sizes)) if sizes else 0
+    cuts: list[Keys | None] = [low]
+    for number in range(1, count):
+        offset = starts[largest] + sizes[largest] * number // count
+        cuts.append(indexes[largest].at(np.array([offset], np.int64)))
+    cuts.append(high)
+    for first, last in pairwise(cuts):
+        begins = starts
+        starts = stops if last is high else [index.lower_bound(last) for index in indexes if last is not None]
+        yield _Range([(a, max(a, b)) for a, b in zip(begins, starts, strict=True)], first, last)
+
+
+def _merged(view: ReadView, indexes: Sequence[RunIndex], memory: Sequence[FreshRows], part: _Range) -> Iterator[Source]:
+    """The sources of a range, with the rows that count within it."""
+    fresh = [rows.between(part.low, part.high) for rows in memory]
+    pieces = [index.between(*bounds) for index, bounds in zip(indexes, part.bounds, strict=True)] + [keys for keys, _ in fresh]
+    hidden = shadowed(pieces)
+    for number, (index, (start, stop)) in enumerate(zip(indexes, part.bounds, strict=True)):
+        if start < stop:
+            deleted = index.deleted_between(start, stop)
+            mask = Mask(stop - start) if deleted is None else deleted.opposite()
+            yield _PartOfRun(RunSource(index.run, view.rules, mask), start, stop, mask.hiding(hidden[number]))
+    for number, (rows, (_, offsets)) in enumerate(zip(memory, fresh, strict=True), len(indexes)):
+        newest = np.ones(len(offsets), np.bool_)
+        newest[hidden[number]] = False
+        chosen = offsets[newest]
+        yield _RowsOfMemory(rows, np.sort(chosen[rows.mask.at(chosen)]))
+
+
+@dataclass(frozen=True)
+class _PartOfRun:
+    """Rows of a run that follow each other; offsets count from the first of them."""
+
+    source: RunSource
+    start: int
+    stop: int
+    mask: Mask
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+    def scan(
+        self, columns: Sequence[str], *, start: int = 0, stop: int | None = None, batch_rows: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        end = self.stop if stop is None else min(self.stop, self.start + stop)
+        return self.source.scan(columns, start=self.start + start, stop=end, batch_rows=batch_rows)
+
+    def matching(self, filter: Filter, columns: Sequence[str]) -> None:
+        return None
+
+    def take(self, offsets: Offsets, columns: Sequence[str]) -> pa.RecordBatch:
+        return self.source.take(offsets + self.start, columns)
+
+
+@dataclass(frozen=True)
+class _RowsOfMemory:
+    """Some rows in memory, all of which count."""
+
+    fresh: FreshRows
+    offsets: Offsets
+
+    @property
+    def rows(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def mask(self) -> Mask:
+        return Mask(self.rows)
+
+    def scan(
+        self, columns: Sequence[str], *, start: int = 0, stop: int | None = None, batch_rows: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        chosen = self.offsets[start:stop]
+        for at in range(0, len(chosen), batch_rows or _TAKE_ROWS):
+            yield self.fresh.take(chosen[at : at + (batch_rows or _TAKE_ROWS)], columns)
+
+    def matching(self, filter: Filter, columns: Sequence[str]) -> None:
+        return None
+
+    def take(self, offsets: Offsets, columns: Sequence[str]) -> pa.RecordBatch:
+        return self.fresh.take(self.offsets[offsets], columns)
