@@ -120,8 +120,8 @@ def entry_found_instead_of_the_seal_is_ignored():
 def claim_from_a_stale_manifest():
     original = fence.claim_change
 
-    def stale(log, manifest, survey, writer_id):
-        changed = original(log, manifest, survey, writer_id)
+    def stale(log, manifest, survey, writer_id, **rest):
+        changed = original(log, manifest, survey, writer_id, **rest)
         return changed and changed.but(epoch=max(1, survey.manifest.epoch + 1))
 
     return patch.object(fence, "claim_change", stale)
@@ -171,6 +171,8 @@ def acknowledged_out_of_order():
                 self._flights.remove(flight)
                 self._acked = max(self._acked, flight.position)
                 self._unacknowledged_bytes -= flight.size
+                self._flying_bytes -= flight.size
+                self._puts += len(flight.items)
                 if self._on_acknowledged is not None:
                     self._on_acknowledged(flight.position, [item.put for item in flight.items], flight.size)
                 for item in flight.items:
@@ -202,14 +204,17 @@ def failed_entry_is_skipped():
             original(self, flight)
         except StoreUnavailableError as error:
             with self.lock:
-                for item in flight.items:
+                failed = list(flight.items)
+                for item in failed:
                     item.ack._decide(None, error)
+                self._puts += len(failed)
                 flight.items.clear()
                 flight.landed = True
                 self._acknowledge(flight)
-            for decided in flight.decided:
-                for item in decided.items:
-                    item.ack._wake()
+                for condition in (self._work, self._room, self._settled):
+                    condition.notify_all()
+            for item in [*failed, *(item for decided in flight.decided for item in decided.items)]:
+                item.ack._wake()
 
     return patch.object(pipeline.Pipeline, "_fly", carefree)
 

@@ -62,6 +62,8 @@ def test_planted_bug_is_caught(name: str) -> None:
         report = simulate(600, seed=11, scene=PLOT_OF.get(name), mode="memtable")
 
     assert report.failures, f"{name} went unnoticed in {report.schedules} schedules"
+    told = report.failures[0].problems
+    assert not any("TypeError" in problem or "AttributeError" in problem for problem in told), f"the patch no longer fits: {told}"
 
 
 def test_a_violation_is_told_with_a_trace_that_shows_who_read_what() -> None:

@@ -58,3 +58,5 @@ def test_planted_bug_is_caught(name: str) -> None:
         report = simulate(1200, seed=11, scene=SCENE_OF.get(name), mode="wal")
 
     assert report.failures, f"{name} went unnoticed in {report.schedules} schedules"
+    told = report.failures[0].problems
+    assert not any("TypeError" in problem or "AttributeError" in problem for problem in told), f"the patch no longer fits: {told}"
