@@ -30,7 +30,8 @@ HeadgateError                     .hint says what to do, .retryable whether tryi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 
@@ -38,6 +39,8 @@ class HeadgateError(Exception):
     """Base of all errors. ``hint`` says what to do; ``retryable`` whether trying again can help."""
 
     retryable: ClassVar[bool] = False
+    outcomes: Mapping[str, Any] = MappingProxyType({})
+    """Of a put over several shards: shard -> (epoch, position) where it is durable, or the error there."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)

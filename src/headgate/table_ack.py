@@ -88,7 +88,7 @@ def failure(places: Mapping[str, tuple[int, int]], failures: Mapping[str, Headga
     error = copy.copy(next(iter(failures.values())))  # others may raise the same object
     error.__notes__ = list(getattr(error, "__notes__", ()))
     outcomes: dict[str, Outcome] = {**places, **failures}
-    error.outcomes = outcomes  # type: ignore[attr-defined]
+    error.outcomes = outcomes
     if len(outcomes) > 1:
         error.add_note(f"the put failed in {', '.join(failures)} and is durable in {', '.join(places) or 'no shard'}")
     return error

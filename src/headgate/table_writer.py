@@ -306,9 +306,8 @@ class TableWriter:
             sizes = [writers[part.shard].size_of(part.rows) for part in parts]
             for part, size in zip(parts, sizes, strict=True):
                 try:
-                    if timeout and self._clock.monotonic() - start >= timeout:
-                        raise _no_room(f"shard {part.shard}", timeout)
-                    writers[part.shard].reserve(size)
+                    left = None if timeout is None else max(0.0, start + timeout - self._clock.monotonic())
+                    writers[part.shard].reserve(size, timeout=left)
                 except HeadgateError as error:
                     raise failure({}, {part.shard: error}) from error
                 reserved.callback(self._release, part.shard, size, acks)

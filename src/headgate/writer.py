@@ -205,7 +205,7 @@ class ShardWriter:
         if self._quarantine is not None:
             rules, rows = self._without_bad(op, data, *named)
             if rows is None:
-                return nothing(self._clock)
+                return self._nothing_left(*named)
         elif self._watch is not None:
             rules, rows = self._watch.upsert(data) if op == "upsert" else self._watch.delete(data)
         else:
@@ -233,6 +233,15 @@ class ShardWriter:
             self._quarantine.keep(bad, producer, sequence)
         return rules, good
 
+    def _nothing_left(self, producer: str | None, sequence: int | None) -> Ack:
+        """All rows were bad, and are kept: done. A producer's sequence counts all the same."""
+        ack = nothing(self._clock)
+        if producer is None or sequence is None:
+            return ack
+        with self._pipeline.lock:
+            put = Put(pa.RecordBatch.from_pylist([], schema=self.rules.key_schema), "delete", producer, sequence)
+            return self._admit(put, ack, consecutive=True) or ack
+
     @property
     def quarantined_rows(self) -> int:
         """How many rows this writer could not take and has put under ``quarantine/``."""
@@ -258,9 +267,9 @@ class ShardWriter:
             return self._pipeline.submit(put, schema, size, timeout=timeout)
         return self._pipeline.submit(put, schema, size, timeout=timeout, admit=lambda ack: self._admit(put, ack, consecutive))
 
-    def reserve(self, size_bytes: int) -> None:
-        """Take room for rows that will come. Blocks, and raises, as ``put`` does."""
-        self._pipeline.reserve(size_bytes, timeout=self._config.put_timeout)
+    def reserve(self, size_bytes: int, *, timeout: float | None = None) -> None:
+        """Take room for rows that will come. Blocks, and raises, as ``put`` does; ``timeout`` instead of ``put_timeout``."""
+        self._pipeline.reserve(size_bytes, timeout=self._config.put_timeout if timeout is None else timeout)
 
     def release(self, size_bytes: int) -> None:
         """Give back what was reserved and is not needed."""
