@@ -85,8 +85,9 @@ def test_what_has_no_distance_is_never_among_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_the_best_of_many_chunks_are_the_best_of_all(ordered: bool) -> None:
-    distances = RANDOM.integers(0, 50, 20_000).astype(np.float32)
+@pytest.mark.parametrize("different", [1, 3, 50, 100_000])
+def test_the_best_of_many_chunks_are_the_best_of_all(ordered: bool, different: int) -> None:
+    distances = RANDOM.integers(0, different, 20_000).astype(np.float32)
     best = Best(100, ordered=ordered)
     for at in range(0, len(distances), 777):
         best.add(distances[at : at + 777], first=at)

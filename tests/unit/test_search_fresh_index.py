@@ -102,7 +102,9 @@ def test_ways_of_cutting_are_kept_apart() -> None:
     memtable = MemTable(ChainPoint(1, 0))
     fresh = grow(memtable, put(0, ["Café"]))
     assert told(words_of_fresh(fresh, RULES, "body", PLAIN)) == [["café"]]
-    assert told(words_of_fresh(fresh, RULES, "body", cut_of(text_index("body", lower_case=False, ascii_folding=True)))) == [["Cafe"]]
+    indexes = [vector_index("body"), text_index("title"), text_index("body", lower_case=False, ascii_folding=True)]
+    assert told(words_of_fresh(fresh, RULES, "body", cut_of(indexes, "body"))) == [["Cafe"]]
+    assert cut_of(indexes, "id") == PLAIN
 
 
 def test_a_sync_writer_indexes_a_put_when_it_is_acknowledged(cut_rows: list[int]) -> None:

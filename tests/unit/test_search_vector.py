@@ -18,9 +18,10 @@ from tests.reading import Shelf, on_disk
 from headgate.columnar.arrow import ArrowSlice
 from headgate.columnar.base import Offsets
 from headgate.errors import InvalidInputError
+from headgate.indexes import text_index, vector_index
 from headgate.query import vector
 from headgate.query.distance import METRICS
-from headgate.query.vector import search
+from headgate.query.vector import metric_of, search
 from headgate.schema import RowRules
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), ("e", pa.list_(pa.float32(), 2)), ("v", pa.int64())])
@@ -117,6 +118,11 @@ def test_all_columns_come_back_by_default_and_the_distance_is_last() -> None:
     assert search(shelf.load, RULES, "e", [0, 0], 1, columns=["v"]).to_pylist() == [{"v": 5, "_distance": 1.0}]
     assert search(shelf.load, RULES, "e", [0, 0], 1, columns=["_distance", "v"]).to_pylist() == [{"v": 5, "_distance": 1.0}]
     assert search(shelf.load, RULES, "e", [0, 0], 2, columns=[]).to_pylist() == [{"_distance": 1.0}, {"_distance": 9.0}]
+
+
+def test_a_columns_metric_is_its_indexs() -> None:
+    assert metric_of([text_index("e"), vector_index("f"), vector_index("e", metric="cosine")], "e") == "cosine"
+    assert metric_of([vector_index("f", metric="dot")], "e") == "l2"
 
 
 def test_nothing_to_find_is_an_empty_table_with_all_its_columns() -> None:
@@ -285,12 +291,12 @@ def test_an_index_is_asked_for_more_until_enough_rows_count(far: Shelf, monkeypa
     assert not any(part.scans for part in slices)
 
 
-@pytest.mark.parametrize("most", [None, 20])
-def test_an_index_that_cannot_give_enough_is_left_aside(far: Shelf, monkeypatch: pytest.MonkeyPatch, most: int | None) -> None:
-    monkeypatch.setattr(vector, "_FEW_ROWS", 10)
+@pytest.mark.parametrize(("most", "k"), [(20, 2), (None, 20), (5, 20)])
+def test_an_index_that_cannot_give_enough_is_left_aside(far: Shelf, monkeypatch: pytest.MonkeyPatch, most: int | None, k: int) -> None:
+    monkeypatch.setattr(vector, "_FEW_ROWS", 1)
     slices = indexed(far, gives_at_most=most)
     far.delete([{"id": id} for id in range(2000) if id % 100 != 99])
-    assert ids(search(far.load, RULES, "e", [0, 0], 20)) == [100 * i + 99 for i in range(20)]
+    assert ids(search(far.load, RULES, "e", [0, 0], k)) == [100 * i + 99 for i in range(k)]
     assert len(slices[0].asked) <= 8
 
 

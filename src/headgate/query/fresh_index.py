@@ -15,7 +15,7 @@ is made again by the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -86,8 +86,9 @@ def words_of_puts(puts: Sequence[Put], rules: RowRules, column: str, cut: Cut) -
     return FreshWords().extended(puts, rules, column, cut).parts
 
 
-def cut_of(index: TextIndex | None) -> Cut:
-    """How an index cuts text; None: a column without one."""
+def cut_of(indexes: Iterable[Any], column: str) -> Cut:
+    """How the text of a column is cut: as its index says, or plainly."""
+    index = next((index for index in indexes if isinstance(index, TextIndex) and index.column == column), None)
     return PLAIN if index is None else Cut(index.lower_case, index.ascii_folding)
 
 
@@ -152,7 +153,7 @@ class FreshIndexes:
         rules = self._rules()
         for fresh in waiting.values():
             for index in self._texts():
-                words_of_fresh(fresh, rules, index.column, cut_of(index))
+                words_of_fresh(fresh, rules, index.column, cut_of([index], index.column))
         with self._lock:
             self._working_rows -= rows
             self._indexed_rows += rows

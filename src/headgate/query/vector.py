@@ -16,7 +16,7 @@ looked at: there are never fewer rows than there could be.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from headgate.columnar import Slice
 from headgate.keys import Offsets
+from headgate.manifest.model import AnyIndex, VectorIndex
 from headgate.query.distance import Best, Probe, matrix_of, probe
 from headgate.query.mask import Mask
 from headgate.query.ranked import Asked, Candidates, counting
@@ -75,6 +76,11 @@ def search(
         return asked.best([nearest_in(source, sought, asked) for source in sources])
 
     return whole(load, read)
+
+
+def metric_of(indexes: Iterable[AnyIndex], column: str) -> str:
+    """The metric of a column: its index's, or l2."""
+    return next((index.metric for index in indexes if isinstance(index, VectorIndex) and index.column == column), "l2")
 
 
 def nearest_in(source: Source, sought: Probe, asked: Asked) -> Candidates:
