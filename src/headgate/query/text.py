@@ -37,6 +37,7 @@ from headgate.query.fresh_index import words_of_fresh, words_of_puts
 from headgate.query.mask import Mask
 from headgate.query.ranked import Asked, Candidates, matching_at
 from headgate.query.scan import Load, whole
+from headgate.query.shadow import KEY_BUDGET_BYTES
 from headgate.query.sources import RunSource, Source, sources_of
 from headgate.query.words import PLAIN, Cut, Words, words_in, words_of
 from headgate.schema import RowRules
@@ -80,7 +81,8 @@ def search_text(
 
     def read(views: Sequence[ReadView]) -> pa.Table:
         tally = Tally(list(sought))
-        found = [(source, tally.count(parts, source)) for view in views for source, parts in _words(view, rules, column, cut)]
+        budget = KEY_BUDGET_BYTES // max(1, len(views))
+        found = [(source, tally.count(parts, source)) for view in views for source, parts in _words(view, rules, column, cut, budget)]
         weights = list(sought.values())
         return asked.best([_scored(source, hits, tally, weights, asked) for source, hits in found], descending=True)
 
@@ -106,12 +108,12 @@ def _checked(rules: RowRules, column: str, query: str, cut: Cut) -> dict[str, in
     return dict(sorted(words.items()))
 
 
-def _words(view: ReadView, rules: RowRules, column: str, cut: Cut) -> Iterator[tuple[Source, Iterable[tuple[int, Words]]]]:
+def _words(view: ReadView, rules: RowRules, column: str, cut: Cut, budget: int) -> Iterator[tuple[Source, Iterable[tuple[int, Words]]]]:
     """All sources of a view that have the column, with their words."""
     fresh = [some for some in view.fresh if some.count]
     number = rules.field_ids[rules.schema.get_field_index(column)]
     in_memory = 0
-    for source in sources_of(view):
+    for source in sources_of(view, key_budget_bytes=budget):
         if isinstance(source, RunSource):
             name = source.run.names.get(number)
             if name is not None:

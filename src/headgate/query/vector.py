@@ -29,6 +29,7 @@ from headgate.query.distance import Best, Probe, matrix_of, probe
 from headgate.query.mask import Mask
 from headgate.query.ranked import Asked, Candidates, counting
 from headgate.query.scan import Load, whole
+from headgate.query.shadow import KEY_BUDGET_BYTES
 from headgate.query.sources import RunSource, Source, sources_of
 from headgate.schema import RowRules
 from headgate.view import ReadView
@@ -72,7 +73,8 @@ def search(
     asked = Asked(rules, k, columns, filter, DISTANCE)
 
     def read(views: Sequence[ReadView]) -> pa.Table:
-        sources = (source for view in views for source in sources_of(view))
+        budget = KEY_BUDGET_BYTES // max(1, len(views))
+        sources = (source for view in views for source in sources_of(view, key_budget_bytes=budget))
         return asked.best([nearest_in(source, sought, asked) for source in sources])
 
     return whole(load, read)
