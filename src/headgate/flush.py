@@ -21,7 +21,7 @@ moved on. It must bring along the ends of the epochs that its cursor passes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
@@ -38,7 +38,7 @@ from headgate.errors import (
     WriterPoisonedError,
 )
 from headgate.failpoint import failpoint
-from headgate.keys import newest_rows
+from headgate.keys import RunRows, newest_rows
 from headgate.manifest.model import ProducerMark, RunRecord, ShardManifest
 from headgate.memtable import Fresh, MemTable, MemTableStats
 from headgate.run import DELETED
@@ -269,17 +269,15 @@ class Generations:
         # Rows that were replayed may have columns that were added since we last looked at the table: they must be known first.
         rules = self._rules(self._highest_field)
         merged = newest_rows(memtable.puts, rules)
-        rows, schema = merged.rows, merged.rows.schema
+        schema = merged.schema
         if merged.deleted is not None:
-            marked = pa.array(merged.deleted)
-            rows = pa.table([*rows.columns, marked], schema=schema.append(pa.field(DELETED, pa.bool_(), False)))
-            schema = rows.schema
+            schema = schema.append(pa.field(DELETED, pa.bool_(), False))
         failpoint("flush.merged")
         # A fresh name for every try: what a failed one left behind can never be taken for this one (C09).
         attempt = f"g{generation:010d}-{self._clock.token()}"
         path = f"shards/{log.shard}-{log.table_id}/runs/{attempt}/00000.lance"
-        part = self._columnar.write(path, schema, iter(rows.to_batches(max_chunksize=_BATCH_ROWS)))
-        assert part.rows == rows.num_rows, "every row is in the file"
+        part = self._columnar.write(path, schema, _marked(merged, schema))
+        assert part.rows == merged.num_rows, "every row is in the file"
         # Durable by now, folders too: the manifest that names it lets collection take the entries it replaces (R17).
         failpoint("flush.written")
         record = RunRecord(
@@ -288,7 +286,7 @@ class Generations:
             end=memtable.end.position,
             slices=(part,),
             fields=tuple(zip(rules.field_ids, rules.schema.names, strict=True)),
-            tombstones=int(merged.deleted.sum()) if merged.deleted is not None else 0,
+            tombstones=merged.tombstones,
             created_at=self._clock.now(),
         )
         with self.lock:
@@ -368,3 +366,14 @@ class Generations:
             self.wake()
         if self._thread is not None:
             self._thread.join(seconds)
+
+
+def _marked(merged: RunRows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """A run's rows, with the column that marks tombstones where there are any."""
+    start = 0
+    for batch in merged.batches(_BATCH_ROWS):
+        if merged.deleted is not None:
+            marks = pa.array(merged.deleted[start : start + batch.num_rows])
+            batch = pa.RecordBatch.from_arrays([*batch.columns, marks], schema=schema)
+        start += batch.num_rows
+        yield batch

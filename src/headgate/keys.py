@@ -15,7 +15,7 @@ keys: numbers big-endian with the sign flipped, text and bytes in front of anoth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -413,14 +413,40 @@ def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 class RunRows:
     """What puts come to: the newest row of each key, sorted by key; without a key all rows, in order."""
 
-    rows: pa.Table
-    """With the columns of the log's schema of now; those of tombstones are null but for the key."""
+    _all: pa.Table
+    _order: Offsets | None = None
+    """Which rows, in which order; None: all, as they stand."""
     deleted: Bools | None = None
     """Which rows are tombstones. None: none is."""
 
     @property
+    def num_rows(self) -> int:
+        return self._all.num_rows if self._order is None else len(self._order)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The log's, of now."""
+        return self._all.schema
+
+    @property
     def tombstones(self) -> int:
         return 0 if self.deleted is None else int(self.deleted.sum())
+
+    @property
+    def rows(self) -> pa.Table:
+        """With the columns of the log's schema of now; those of tombstones are null but for the key."""
+        return self._all if self._order is None else _taken(self._all, self._order)
+
+    def batches(self, batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """The same, a batch at a time: thousands of small puts become few batches, and no second copy of all is held."""
+        if self._order is None or self._all.nbytes > _TAKE_BYTES_MAX:
+            rows = self.rows
+            for start in range(0, rows.num_rows, batch_rows):
+                yield from rows.slice(start, batch_rows).combine_chunks().to_batches()
+            return
+        whole = self._all.combine_chunks()
+        for start in range(0, len(self._order), batch_rows):
+            yield from whole.take(pa.array(self._order[start : start + batch_rows])).to_batches()
 
 
 def newest_rows(puts: Sequence[Put], rules: RowRules) -> RunRows:
@@ -434,10 +460,10 @@ def newest_rows(puts: Sequence[Put], rules: RowRules) -> RunRows:
     newest = KeyOrder(rules).of(rows).newest()
     deleted = deleted_of(puts)
     if newest is None:
-        return RunRows(_combined(rows), deleted)
+        return RunRows(rows, None, deleted)
     if deleted is not None:
         deleted = deleted[newest]
-    return RunRows(_taken(rows, newest), deleted if deleted is not None and deleted.any() else None)
+    return RunRows(rows, newest, deleted if deleted is not None and deleted.any() else None)
 
 
 def rows_of(puts: Sequence[Put], rules: RowRules, columns: Sequence[str]) -> pa.Table:
@@ -473,12 +499,6 @@ def _aligned(rows: pa.Table, rules: RowRules, columns: Sequence[str]) -> pa.Tabl
             return pa.Table.from_arrays(same.columns, schema=schema)
     batches = [as_now(batch, names, rules, columns) for batch in rows.combine_chunks().to_batches()]
     return pa.Table.from_batches([pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in batches], schema)
-
-
-def _combined(rows: pa.Table) -> pa.Table:
-    """In few chunks: thousands of small puts are not worth their own."""
-    few = max(1, rows.num_rows >> 14)
-    return rows if rows.column(0).num_chunks <= few else rows.combine_chunks()
 
 
 def _taken(rows: pa.Table, offsets: Offsets) -> pa.Table:

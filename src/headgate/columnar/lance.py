@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,7 @@ class LanceColumnar(Columnar):
                 max_rows_per_file=_ROWS_PER_FILE,
                 max_bytes_per_file=_BYTES_PER_FILE,
                 storage_options=self._options,
+                data_storage_version=_storage_version(schema),
             )
         except OSError as error:
             raise StoreUnavailableError(f"{path} could not be written: {_told(error)}", object=path) from error
@@ -79,6 +80,20 @@ class LanceColumnar(Columnar):
         except (OSError, ValueError):
             if self._place.scheme == "file" and os.path.exists(self.uri(path)):
                 raise
+
+
+def _storage_version(schema: pa.Schema) -> Literal["2.0"] | None:
+    """The file format: 2.0 is written and scanned in about half the time of the default, for files a fifth larger.
+
+    It cannot tell a struct that is null from one whose fields are, so tables with structs get the default.
+    """
+    return None if any(_has_struct(field.type) for field in schema) else "2.0"
+
+
+def _has_struct(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind) or pa.types.is_map(kind):
+        return True
+    return bool(pa.types.is_nested(kind)) and any(_has_struct(kind.field(i).type) for i in range(kind.num_fields))
 
 
 class LanceSlice(Slice):
