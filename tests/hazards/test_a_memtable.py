@@ -387,7 +387,7 @@ def test_a13_a_claimant_that_dies_while_it_flushes_a_replay_leaves_the_marks(ben
     store = bench.faulty()
     writer = bench.memtable_writer(store)
     for number in range(9):
-        writer.put(bench.rows(number), producer=f"p{number % 3}", sequence=number // 3).wait()
+        writer.put(bench.rows(number), producer=f"p{number}", sequence=0).wait()
     cut_off(store)
 
     def die(name: str) -> None:
@@ -399,8 +399,8 @@ def test_a13_a_claimant_that_dies_while_it_flushes_a_replay_leaves_the_marks(ben
     collect_entries(bench.log(), dry_run=False, sweep=True)
     successor = bench.memtable_writer(bench.faulty(), max_memtable_rows=4)
     for number in range(9):
-        assert successor.put(bench.rows(number), producer=f"p{number % 3}", sequence=number // 3).wait().duplicate
-    successor.put(bench.rows(9), producer="p0", sequence=3).wait()
+        assert successor.put(bench.rows(number), producer=f"p{number}", sequence=0).wait().duplicate
+    successor.put(bench.rows(9), producer="p0", sequence=1).wait()
     successor.close()
     assert stored_rows(bench) == 10
 

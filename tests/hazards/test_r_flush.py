@@ -569,6 +569,34 @@ def test_r08_a_log_that_moves_under_a_reader_hides_nothing_wherever_it_is(make_b
         assert requests > 4
 
 
+def test_r08_a_part_of_the_log_that_is_flushed_and_collected_under_a_reader_hides_nothing(make_bench: Any, arrivals: Any) -> None:
+    """The first of its entries are gone when it comes to them, and the rest is still in the log."""
+    requests, at = 1, 0
+    while at < requests:
+        bench, runs = make_bench(), arrivals("create", RUNS)
+        runs.hold()
+        writer = bench.memtable_writer(bench.faulty(before=runs), max_memtable_rows=2, max_memtable_age=1e6)
+        for number in range(3):
+            writer.put(bench.rows(number)).wait()
+        seen: list[str] = []
+
+        def move(operation: str, key: str, bench: Any = bench, runs: Any = runs, seen: Any = seen) -> None:
+            seen.append(f"{operation} {key}")
+            if len(seen) - 1 == at:  # noqa: B023
+                runs.let_go()
+                until(lambda: len(bench.manifest.runs) == 1)
+                collect_entries(bench.log(), dry_run=False)
+
+        state = bench.state(bench.reader(bench.faulty(before=move)).view())
+        runs.let_go()
+        assert state == expected(0, 1, 2), seen
+        if len(seen) <= at:
+            break
+        requests = max(requests, len(seen))
+        at += 1
+    assert requests > 4
+
+
 @pytest.mark.parametrize("between", ["flush", "new", "delete"])
 def test_r08_memory_never_shows_an_older_row_above_a_newer_one(bench: Any, arrivals: Any, between: str) -> None:
     """What was pending when the view began may be flushed, below something newer, before it reads the manifest."""
@@ -769,6 +797,11 @@ def test_r11_a_crash_after_each_step_of_each_flush_of_a_replay_skips_nothing(ben
     assert stored_rows(bench) == len(want)
     runs = bench.manifest.runs
     assert all(before.end <= after.first for before, after in itertools.pairwise(runs))
+    # What became of a fenced put is told by where its epoch ended: a cursor that passes an end brings it along.
+    ends = bench.manifest.ends()
+    seals = {entry.epoch: entry.position for entry in bench.entries(0, include_seals=True) if entry.is_seal} if not collecting else {}
+    for epoch in range(1, writer.epoch):
+        assert ends.end_of(epoch) == seals.get(epoch, ends.end_of(epoch)) is not None, f"the end of epoch {epoch}"
 
 
 # -- R12
