@@ -81,7 +81,7 @@ def with_checkpoint(
     return manifest.but(checkpoints={**manifest.checkpoints, id: record})
 
 
-def refresh(log: ShardLog, id: str, expires_at: float | None) -> None:
+def refresh_pin(log: ShardLog, id: str, expires_at: float | None) -> None:
     """Another end for a lease. Refused once it is gone: what it held may be collected by now."""
 
     def change(manifest: ShardManifest) -> ShardManifest:

@@ -14,14 +14,16 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from headgate.checkpoint import Checkpoint
+from headgate.checkpoint import Checkpoint, check_lease, listed, pin, refresh_pin, unpin
 from headgate.clock import SYSTEM_CLOCK, map_ordered
-from headgate.config import ShardWriterConfig
+from headgate.config import Duration, ShardWriterConfig
 from headgate.errors import AlreadyExistsError, InvalidInputError, NotFoundError, SchemaMismatchError
 from headgate.failpoint import failpoint
 from headgate.indexes import check_indexes
 from headgate.life.alter import with_columns, with_renamed, with_widened, without_columns
+from headgate.life.compact import CompactionReport, Progress, compact_shard
 from headgate.life.create import load_if_there, opened
+from headgate.life.gc import GcReport, collect_shard
 from headgate.life.status import RunInfo, TableStatus, shard_runs, shard_status
 from headgate.life.verify import VerifyReport, verify_shard
 from headgate.manifest import TableManifest
@@ -33,13 +35,13 @@ from headgate.query.text import search_text
 from headgate.query.vector import metric_of, search
 from headgate.schema import RowRules, check_schema, encode_schema
 from headgate.shard import Places, Shard
-from headgate.sharding import check_sharding, first_shards, split_rows, unsharded
+from headgate.sharding import check_sharding, first_shards, shards_of, unsharded
 from headgate.store import Location, probe
 from headgate.table_writer import TableWriter
 from headgate.view import ReadView
 from headgate.wal.collect import check_trim, trim
 from headgate.watch import SchemaWatch
-from headgate.writer import Freshness
+from headgate.writer import Freshness, live_view
 
 _VIEWS_AT_ONCE = 16
 
@@ -243,8 +245,7 @@ class Table:
 
     def _shards_of(self, keys: pa.Table) -> set[str]:
         """Where these keys can be: no other shard is looked at."""
-        sharding = self.sharding
-        return {part.shard for rows in keys.combine_chunks().to_batches() for part in split_rows(sharding, rows)}
+        return {shard for rows in keys.combine_chunks().to_batches() for shard in shards_of(self.sharding, rows)}
 
     def _loading(
         self,
@@ -263,7 +264,7 @@ class Table:
             raise InvalidInputError("a checkpoint holds what was durable", hint='leave out at=, or freshness="memory"')
 
         def view(shard: Shard) -> ReadView:
-            taken = shard.reader.view(id)
+            taken = (live_view(shard.log) if freshness == "memory" else None) or shard.reader.view(id)
             # The table may have changed since the read began: what it was promised is what it gets.
             return taken if taken.rules is rules else replace(taken, rules=rules)
 
@@ -273,6 +274,97 @@ class Table:
             return list(map_ordered(self._places.clock, view, chosen, parallel=_VIEWS_AT_ONCE))
 
         return load
+
+    # -- its life
+
+    def compact(
+        self,
+        max_memory: int = 1 << 30,
+        progress: Progress | None = None,
+        *,
+        full: bool = False,
+        shards: Sequence[str] | None = None,
+    ) -> CompactionReport:
+        """Merge runs, so that reads have few of them. Beside a live writer, which it never stops or fences.
+
+        Args:
+            max_memory: bytes that it may hold, about.
+            progress: called with a shard, the rows done and the rows to do.
+            full: all runs into one, whatever their sizes; else by size, so that a row is rewritten seldom.
+        """
+        if isinstance(max_memory, bool) or not isinstance(max_memory, int) or max_memory < 1:
+            raise InvalidInputError(f"max_memory is {max_memory!r}", hint="bytes, a whole number")
+        self.refresh()
+        clock = self._places.clock
+        start, rules, columnar = clock.monotonic(), self._watch.rules, self._places.columnar()
+        parts = [
+            compact_shard(shard.log, columnar, rules, max_memory=max_memory, full=full, progress=progress) for shard in self._chosen(shards)
+        ]
+        return CompactionReport.of(parts, clock.monotonic() - start)
+
+    def gc(self, dry_run: bool = True, min_age: Duration = 3600.0, *, sweep: bool = False) -> GcReport:
+        """Delete what nothing needs any more: log entries, replaced runs, files of attempts that died, old manifests.
+
+        Safe at any moment, beside anything, however often it is interrupted, also with ``min_age=0``.
+
+        Args:
+            dry_run: only say what would be deleted.
+            min_age: for the comfort of readers that began before: leave alone what became garbage within it.
+            sweep: look everywhere for what stalled writers left behind, not only where something new may be.
+        """
+        seconds = check_lease(None, min_age) if min_age else 0.0
+        self.refresh()
+        store = self._places.table_store()
+        parts = [collect_shard(shard.log, store, dry_run=dry_run, min_age=seconds or 0.0, sweep=sweep) for shard in self.shards]
+        return GcReport.of(parts, dry_run=dry_run)
+
+    def checkpoint(self, name: str | None = None, scope: Literal["durable"] = "durable", ttl: Duration | None = None) -> Checkpoint:
+        """Pin what is durable now, in every shard; read it with ``at=``. Each shard is pinned at its own moment.
+
+        Args:
+            scope: "durable". A checkpoint that needs nothing of the log is taken by the writer: ``writer.checkpoint(scope="all")``.
+            ttl: how long it stays; None: until it is dropped.
+        """
+        if scope != "durable":
+            raise InvalidInputError(
+                f"scope is {scope!r}", hint='"durable"; scope="all" flushes, so only the writer can: writer.checkpoint()'
+            )
+        seconds = check_lease(name, ttl)
+        self.refresh()
+        clock = self._places.clock
+        id, now = clock.token(), clock.now()
+        expires = None if seconds is None else now + seconds
+        if name is not None and any(known.name == name for known in self.checkpoints()):
+            raise AlreadyExistsError(f"{self.uri} has a checkpoint {name!r}", hint="drop it first, or choose another name")
+        for shard in self.shards:
+            pin(shard.log, id, name=name, created_at=now, expires_at=expires)
+        return Checkpoint(id, name, now, expires)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """All of them, oldest first."""
+        self.refresh()
+        return listed([shard.log.manifests.load() for shard in self.shards])
+
+    def refresh_checkpoint(self, id: str, ttl: Duration | None = None) -> None:
+        """Let a lease end later, ``ttl`` from now; None: never.
+
+        Raises:
+            NotFoundError: it is gone; what it held may be collected.
+        """
+        seconds = check_lease(None, ttl)
+        expires = None if seconds is None else self._places.clock.now() + seconds
+        self.refresh()
+        for shard in self.shards:
+            refresh_pin(shard.log, id, expires)
+
+    def drop_checkpoint(self, id: str) -> None:
+        """Drop a checkpoint, by its id or name. What only it held is garbage then."""
+        self.refresh()
+        if not any([unpin(shard.log, id) for shard in self.shards]):
+            raise NotFoundError(f"{self.uri} has no checkpoint {id!r}", hint="see table.checkpoints()")
+
+    def _chosen(self, shards: Sequence[str] | None) -> list[Shard]:
+        return self.shards if shards is None else [self.shard(name) for name in shards]
 
     # -- its columns
 

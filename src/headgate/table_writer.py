@@ -27,12 +27,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
+from headgate.checkpoint import Checkpoint, check_lease
 from headgate.clock import Clock, map_ordered
-from headgate.config import ShardWriterConfig
+from headgate.config import Duration, ShardWriterConfig
 from headgate.errors import (
     BackpressureTimeoutError,
     ClosedError,
@@ -329,6 +330,13 @@ class TableWriter:
     def flush(self) -> None:
         """Wait until everything put so far is in a committed generation, in every shard. WAL-only: until it is durable."""
         self._each("flush", lambda writer: writer.flush())
+
+    def checkpoint(self, name: str | None = None, scope: Literal["all", "durable"] = "all", ttl: Duration | None = None) -> Checkpoint:
+        """Pin the table as it is; each shard at its own moment. ``scope="all"``: flushed first, so it needs nothing of the log."""
+        seconds = check_lease(name, ttl)
+        id, now = self._clock.token(), self._clock.now()
+        self._each("checkpoint", lambda writer: writer.checkpoint(name, scope, ttl, id=id) and None)
+        return Checkpoint(id, name, now, None if seconds is None else now + seconds)
 
     def check_fenced(self) -> None:
         """Look at the latest manifests; raise FencedError if another writer has claimed one of the shards."""

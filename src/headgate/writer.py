@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
@@ -28,6 +29,7 @@ from headgate.errors import (
     OutcomeUnknownError,
     OutOfSequenceError,
     SchemaMismatchError,
+    WriterPoisonedError,
 )
 from headgate.failpoint import failpoint
 from headgate.flush import Generations
@@ -168,6 +170,8 @@ class ShardWriter:
         self._tick_seconds = _RECORD_IDLE_SECONDS
         if config.enable_memtable:
             self._tick_seconds = min(_RECORD_IDLE_SECONDS, max(_TICK_SECONDS_MIN, config.max_memtable_age))
+        if generations is not None:
+            _live[_place_of(log)] = self
         self._keeper: Thread = self._clock.spawn(self._keep_records, name=f"headgate-records-{log.shard}")
 
     # -- writing
@@ -312,8 +316,8 @@ class ShardWriter:
         return self._watch.rules if self._watch is not None else self._first_rules
 
     def _rules_for(self, field_id: int) -> RowRules:
-        """Rules that know of a column: rows of a predecessor may have one that was added since we last looked."""
-        if self._watch is not None and field_id >= self._watch.manifest.next_field_id > 0:
+        """Rules for a flush. Rows of a predecessor (those have a ``field_id``) may be of columns and types newer than we know."""
+        if self._watch is not None and field_id > 0:
             self._watch.refresh()
         return self.rules
 
@@ -699,6 +703,25 @@ class ShardWriter:
 
     def __repr__(self) -> str:
         return f"ShardWriter(shard={self.shard!r}, epoch={self.epoch}, {'closed' if self._closed else 'open'})"
+
+
+_live: WeakValueDictionary[tuple[str, str, str], ShardWriter] = WeakValueDictionary()
+"""The last writer with a MemTable that this process opened of each shard."""
+
+
+def _place_of(log: ShardLog) -> tuple[str, str, str]:
+    return log.manifests.place, log.table_id, log.shard
+
+
+def live_view(log: ShardLog) -> ReadView | None:
+    """What a writer of this process has in memory of a shard, not yet durable rows included. None: there is none, or it is done."""
+    writer = _live.get(_place_of(log))
+    if writer is None:
+        return None
+    try:
+        return writer.view("memory")
+    except (FencedError, ClosedError, WriterPoisonedError):
+        return None  # what it held in memory only is not coming: the log and the runs are all there is
 
 
 def checked_sequence(producer: str | None, sequence: int | None) -> tuple[str, int]:

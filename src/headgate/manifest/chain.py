@@ -53,6 +53,11 @@ class ManifestChain(Generic[AnyManifest]):
     def folder(self) -> str:
         return self._folder
 
+    @property
+    def place(self) -> str:
+        """Where the store is that it is in."""
+        return self._store.uri
+
     def key(self, version: int) -> str:
         return f"{self._folder}{version:020d}.json"
 
