@@ -121,6 +121,25 @@ def test_m01_slices_that_make_up_the_whole_table_are_counted_once_each(bench: An
     assert pa.total_allocated_bytes() - start <= 1.2 * counted
 
 
+def test_m01_what_was_flushed_is_let_go(tmp_path: Path) -> None:
+    shard = hg.create_table(tmp_path / "table", rows_of(1).schema, key="id").shard("0000")
+    writer = shard.writer(hg.ShardWriterConfig(max_memtable_age=1e6))
+    writer.put(rows_of(1)).wait()
+    writer.flush()
+    start = pa.total_allocated_bytes()
+    for first in range(0, 50_000, 5000):
+        writer.put(rows_of(5000, first))
+    writer._pipeline.drain()
+    held = writer.backpressure_stats().held_bytes
+    assert 5_000_000 < held <= pa.total_allocated_bytes() - start + 100_000
+    writer.flush()
+    assert writer.backpressure_stats().held_bytes == 0
+    stats = writer.memtable_stats()
+    assert (stats.active_bytes, stats.frozen_bytes, stats.frozen, stats.active_rows) == (0, 0, 0, 0)
+    until(lambda: pa.total_allocated_bytes() - start < 0.1 * held)
+    writer.close()
+
+
 def test_m01_replayed_rows_are_counted_as_they_are_held(bench: Any) -> None:
     store = bench.faulty()
     writer = bench.memtable_writer(store, max_memtable_age=1e6)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import pyarrow as pa
 
@@ -116,7 +116,7 @@ class FreshIndexes:
         self._config, self._indexes, self._rules, self._clock, self._shard = config, indexes, rules, clock, shard
         self._lock = clock.lock()
         self._due = clock.condition(self._lock)
-        self._growing: MemTable | None = None
+        self._growing: ref[MemTable] | None = None  # weak: once it is flushed, nobody needs it
         self._rows = 0  # of the growing one, as far as they were told of
         self._waiting: dict[MemTable, Fresh] = {}
         self._waiting_rows = self._working_rows = self._indexed_rows = 0
@@ -128,8 +128,8 @@ class FreshIndexes:
         """The MemTable has grown to this. In order, by one thread at a time; it waits for no store."""
         texts = self._texts()
         with self._lock:
-            if fresh.memtable is not self._growing:
-                self._growing, self._rows = fresh.memtable, 0
+            if self._growing is None or self._growing() is not fresh.memtable:
+                self._growing, self._rows = ref(fresh.memtable), 0
             new = fresh.memtable.rows - self._rows
             self._rows += new
             if not texts or self._stopping:
