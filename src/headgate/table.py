@@ -360,7 +360,8 @@ class Table:
     def drop_checkpoint(self, id: str) -> None:
         """Drop a checkpoint, by its id or name. What only it held is garbage then."""
         self.refresh()
-        if not any([unpin(shard.log, id) for shard in self.shards]):
+        dropped = [unpin(shard.log, id) for shard in self.shards]
+        if not any(dropped):
             raise NotFoundError(f"{self.uri} has no checkpoint {id!r}", hint="see table.checkpoints()")
 
     def _chosen(self, shards: Sequence[str] | None) -> list[Shard]:

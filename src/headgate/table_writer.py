@@ -335,7 +335,11 @@ class TableWriter:
         """Pin the table as it is; each shard at its own moment. ``scope="all"``: flushed first, so it needs nothing of the log."""
         seconds = check_lease(name, ttl)
         id, now = self._clock.token(), self._clock.now()
-        self._each("checkpoint", lambda writer: writer.checkpoint(name, scope, ttl, id=id) and None)
+
+        def pin_one(writer: ShardWriter) -> None:
+            writer.checkpoint(name, scope, ttl, id=id)
+
+        self._each("checkpoint", pin_one)
         return Checkpoint(id, name, now, None if seconds is None else now + seconds)
 
     def check_fenced(self) -> None:
