@@ -202,6 +202,20 @@ def test_an_older_view_of_a_memtable_does_not_see_what_came_later() -> None:
     assert search_text(lambda: [earlier], RULES, "body", "word").equals(before)
 
 
+def test_a_view_that_ends_within_a_joined_part_does_not_see_the_rest_of_it() -> None:
+    shelf = Shelf(RULES)
+    views, results = [], []
+    for id in range(20):
+        shelf.put([row(id, "word")])
+        views.append(shelf.view())
+    search_text(shelf.load, RULES, "body", "word")  # makes and keeps the words of all of them, in one part
+    for number, view in enumerate(views):
+        found = search_text(lambda view=view: [view], RULES, "body", "word", 50)  # type: ignore[misc]
+        assert ids(found) == list(range(number + 1))
+        results.append(found.column("_score")[0].as_py())
+    assert len(set(results)) == 20, "each by the statistics of its own rows"
+
+
 def test_a_column_that_was_renamed_or_added_is_searched_as_it_is_now() -> None:
     shelf = Shelf(RULES)
     shelf.put([row(1, "word")])
@@ -240,6 +254,14 @@ def test_the_words_of_runs_are_kept_within_a_budget_the_least_used_going_first(m
     gc.collect()
     list(kept.words(Counted(pa.table({"body": ["a"]})), "body", PLAIN))
     assert kept.nbytes < first[0].nbytes, "what nobody has open any more is not kept"
+
+
+def test_words_are_those_of_the_slice_itself_even_if_another_had_its_number() -> None:
+    kept = KeptWords(1 << 30)
+    gone, part = Counted(pa.table({"body": ["old"]})), Counted(pa.table({"body": ["new"]}))
+    list(kept.words(gone, "body", PLAIN))
+    kept._kept[(id(part), 0, "body", PLAIN)] = kept._kept.pop((id(gone), 0, "body", PLAIN))
+    assert [words.terms.to_pylist() for _, words in kept.words(part, "body", PLAIN)] == [["new"]]
 
 
 def test_a_run_that_does_not_fit_the_budget_is_searched_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
