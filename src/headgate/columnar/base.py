@@ -60,6 +60,9 @@ class Slice(ABC):
 class Columnar(ABC):
     """Writes and opens slices below a table."""
 
+    parallel_reads: int = 1
+    """How many reads at once pay, by threads of the caller's. 1: none, as where a simulation decides who runs."""
+
     @abstractmethod
     def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> SliceRecord:
         """Write a slice under a fresh name, and make it durable, its folders too, before returning.

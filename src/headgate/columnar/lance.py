@@ -27,11 +27,15 @@ from headgate.store.local import sync_tree
 
 _ROWS_PER_FILE = (1 << 31) - 1  # Lance counts them in 32 bits, and more than fit come to a file per batch
 _BYTES_PER_FILE = 1 << 60
+_BATCHES_AHEAD = 4
+_AHEAD_BYTES = 64 << 20
 _BLOCK_BYTES = 1 << 16  # what lies nearer is read at once: many small reads cost more than what lies between
 
 
 class LanceColumnar(Columnar):
     """Datasets below a table's place."""
+
+    parallel_reads = 4
 
     def __init__(self, place: Location, *, fsync: bool = True) -> None:
         self._place, self._fsync = place, fsync
@@ -121,24 +125,29 @@ class LanceSlice(Slice):
         self, columns: Sequence[str], *, start: int = 0, stop: int | None = None, batch_rows: int = 1 << 16
     ) -> Iterator[pa.RecordBatch]:
         end = self.num_rows if stop is None else min(stop, self.num_rows)
-        if start >= end:
-            return
         if not columns:
             for at in range(start, end, batch_rows):
                 yield rows_without_columns(min(batch_rows, end - at))
             return
-        whole = (start, end) == (0, self.num_rows)
-        scanner = self._dataset.scanner(
-            columns=list(columns),
-            batch_size=batch_rows,
-            scan_in_order=True,
-            offset=None if whole else start,
-            limit=None if whole else end - start,
-        )
-        yield from self._reading(scanner.to_batches())
+        # Lance reads ahead as fast as it can, whatever is taken of it: a few batches at a time keep it in bounds.
+        step = _BATCHES_AHEAD * batch_rows
+        for first in range(start, end, step):
+            stop = min(end, first + step)
+            whole = (first, stop) == (0, self.num_rows)
+            scanner = self._dataset.scanner(
+                columns=list(columns),
+                batch_size=batch_rows,
+                scan_in_order=True,
+                offset=None if whole else first,
+                limit=None if whole else stop - first,
+                io_buffer_size=_AHEAD_BYTES,
+            )
+            yield from self._reading(scanner.to_batches())
 
     def matching(self, filter: str, columns: Sequence[str]) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
-        scanner = self._dataset.scanner(columns=list(columns), filter=filter, with_row_address=True, scan_in_order=True)
+        scanner = self._dataset.scanner(
+            columns=list(columns), filter=filter, with_row_address=True, scan_in_order=True, io_buffer_size=_AHEAD_BYTES
+        )
         for batch in self._reading(scanner.to_batches()):
             if batch.num_rows:
                 yield self._offsets(batch.column("_rowaddr")), batch.select(list(columns))

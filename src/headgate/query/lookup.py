@@ -10,19 +10,24 @@ masks, only to know where keys are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from headgate.clock import SYSTEM_CLOCK, map_ordered
 from headgate.errors import InvalidInputError
-from headgate.keys import KeyOrder, Keys, Offsets
+from headgate.keys import Bools, KeyOrder, Keys, Offsets
 from headgate.query.mask import Mask
 from headgate.query.scan import Load, chosen_columns, result_schema, whole
 from headgate.query.shadow import KEY_BUDGET_BYTES, load_keys
-from headgate.query.sources import MemorySource, RunSource, in_memory, runs_of
+from headgate.query.sources import MemorySource, RunSource, Source, in_memory, runs_of
 from headgate.schema import RowRules
 from headgate.view import ReadView
+
+_TAKE_ROWS = 256
+_FEW_ROWS = 64
 
 
 def lookup(load: Load, rules: RowRules, keys: Any, columns: Sequence[str] | None = None) -> pa.Table:
@@ -95,60 +100,68 @@ def _arrays(names: Sequence[str], types: Sequence[pa.DataType], keys: list[Any] 
 
 def _looked_up(views: Sequence[ReadView], rules: RowRules, columns: Sequence[str], asked: Asked) -> pa.Table:
     stored = [name for name in columns if name not in rules.key]  # the keys are at hand
-    parts: list[pa.RecordBatch] = []
-    numbers: list[Offsets] = []
-    budget = KEY_BUDGET_BYTES // max(1, len(views))
+    found: list[_Found] = []
     left = np.arange(len(asked.keys))
     for view in views:
-        left = _in_view(view, rules, stored, asked.keys, left, budget, parts, numbers)
+        left = _in_view(view, rules, asked.keys, left, KEY_BUDGET_BYTES // max(1, len(views)), found)
     schema = result_schema(rules, columns)
-    if not parts:
+    if not found:
         return schema.empty_table()
-    places = asked.first[np.concatenate(numbers)]
+    places = asked.first[np.concatenate([some.numbers for some in found])]
     order = np.argsort(places)
-    found = asked.table.take(pa.array(places[order]))
+    table = asked.table.take(pa.array(places[order]))
     if stored:
-        rows = pa.Table.from_batches(parts).combine_chunks().take(pa.array(order))
+        rows = pa.Table.from_batches(_taken(found, stored)).combine_chunks().take(pa.array(order))
         for name in stored:
-            found = found.append_column(name, rows.column(name))
-    return pa.Table.from_arrays([found.column(name) for name in columns], schema=schema)
+            table = table.append_column(name, rows.column(name))
+    return pa.Table.from_arrays([table.column(name) for name in columns], schema=schema)
 
 
-def _in_view(
-    view: ReadView,
-    rules: RowRules,
-    columns: Sequence[str],
-    keys: Keys,
-    left: Offsets,
-    budget: int,
-    parts: list[pa.RecordBatch],
-    numbers: list[Offsets],
-) -> Offsets:
-    """Take what a shard has of the keys that are left; the others are given back."""
+@dataclass(frozen=True)
+class _Found:
+    """Rows of one source, and the numbers of the keys they are for."""
+
+    source: Source
+    offsets: Offsets
+    numbers: Offsets
+    parallel: int = 1
+    """How many reads at once pay there."""
+
+
+def _in_view(view: ReadView, rules: RowRules, keys: Keys, left: Offsets, budget: int, found: list[_Found]) -> Offsets:
+    """Find what a shard has of the keys that are left, newest source first; the others are given back."""
     for rows in reversed(in_memory(view)):
         if not len(left):
             return left
         at = rows.find(keys.take(left))
-        here = at >= 0
-        live = here.copy()
-        live[here] = ~rows.is_deleted(at[here])
-        if live.any():
-            parts.append(MemorySource(rows, Mask(rows.rows)).take(at[live], columns))
-            numbers.append(left[live])
-        left = left[~here]
+        left = _settle(MemorySource(rows, rows.mask), at, rows.is_deleted(at[at >= 0]), left, found)
+    if not len(left) or not view.runs:
+        return left
     known = runs_of(view)
-    if len(left):
-        load_keys(known, budget)
+    load_keys(known, budget)
     for run in reversed(view.runs):
         if not len(left):
             break
         index = known.indexes[run.record.id]
         at = index.find(keys.take(left))
-        here = at >= 0
-        live = here.copy()
-        live[here] = ~index.is_deleted(at[here])
-        if live.any():
-            parts.append(RunSource(run, rules, Mask(run.rows)).take(at[live], columns))
-            numbers.append(left[live])
-        left = left[~here]
+        source = RunSource(run, rules, Mask(run.rows))
+        left = _settle(source, at, index.is_deleted(at[at >= 0]), left, found, run.columnar.parallel_reads)
     return left
+
+
+def _settle(source: Source, at: Offsets, deleted: Bools, left: Offsets, found: list[_Found], parallel: int = 1) -> Offsets:
+    here = at >= 0
+    live = here.copy()
+    live[here] = ~deleted
+    if live.any():
+        offsets, numbers = at[live], left[live]
+        for start in range(0, len(offsets), _TAKE_ROWS):
+            found.append(_Found(source, offsets[start : start + _TAKE_ROWS], numbers[start : start + _TAKE_ROWS], parallel))
+    return left[~here]
+
+
+def _taken(found: list[_Found], columns: Sequence[str]) -> list[pa.RecordBatch]:
+    """All rows found; many at once where that pays."""
+    few = sum(len(some.offsets) for some in found) <= _FEW_ROWS
+    parallel = 1 if few else max(some.parallel for some in found)
+    return list(map_ordered(SYSTEM_CLOCK, lambda some: some.source.take(some.offsets, columns), found, parallel=parallel))

@@ -21,8 +21,9 @@ from headgate.run import DELETED, OpenRun
 from headgate.schema import RowRules, as_now
 
 BLOCK_ROWS = 1024
-KEY_BATCH_ROWS = 1 << 17
+KEY_BATCH_ROWS = 1 << 18
 _FEW_BLOCKS = 64
+_KEY_BYTES_LEAST = 8  # what any key takes in memory, at least
 _PROBES = 64
 
 
@@ -53,7 +54,7 @@ class RunIndex:
         """Read the keys, if that was not done, and keep all of them if they take no more than this."""
         if self._sample is not None:
             return
-        kept: list[Keys] | None = []
+        kept: list[Keys] | None = [] if self.rows * _KEY_BYTES_LEAST <= budget_bytes else None
         sample, size, at = [], 0, 0
         for keys in self._read(0, self.rows):
             wanted = np.arange(-at % BLOCK_ROWS, len(keys), BLOCK_ROWS)

@@ -26,8 +26,9 @@ from headgate.run import OpenRun
 from headgate.schema import RowRules, as_now
 from headgate.view import ReadView
 
-_BATCH_BYTES = 8 << 20
-_BATCH_ROWS_LEAST, _BATCH_ROWS_MOST = 256, 1 << 17
+_BATCH_BYTES = 4 << 20
+_BATCH_ROWS_LEAST, _BATCH_ROWS_MOST = 256, 1 << 18
+_MEMORY_BATCH_ROWS = 1 << 16
 
 
 class Source(Protocol):
@@ -121,7 +122,7 @@ class MemorySource:
     def scan(
         self, columns: Sequence[str], *, start: int = 0, stop: int | None = None, batch_rows: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        return self.fresh.scan(columns, start=start, stop=stop, batch_rows=batch_rows or _BATCH_ROWS_MOST)
+        return self.fresh.scan(columns, start=start, stop=stop, batch_rows=batch_rows or _MEMORY_BATCH_ROWS)
 
     def matching(self, filter: Filter, columns: Sequence[str]) -> Iterator[tuple[Offsets, pa.RecordBatch]] | None:
         return None
