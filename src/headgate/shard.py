@@ -15,6 +15,7 @@ import pyarrow as pa
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.columnar import Columnar, open_columnar
 from headgate.config import ShardWriterConfig
+from headgate.indexes import check_indexes
 from headgate.manifest import ManifestChain, ShardManifest, TableManifest
 from headgate.manifest.model import AnyIndex
 from headgate.quarantine import Quarantine
@@ -111,6 +112,8 @@ class Shard:
         the incumbent alone.
         """
         config = config or ShardWriterConfig()
+        if config.index_configs:
+            check_indexes(config.index_configs, self.watch.rules.schema)
         log = self.log if config.fsync else self.places.open_log(self.id, self.table_id, fsync=False)
         columnar = self.places.columnar(fsync=config.fsync) if config.enable_memtable else None
         quarantine = None

@@ -60,6 +60,7 @@ _PUT_BYTES_MAX = (1 << 31) - (1 << 20)
 _ACKS_KEPT_PER_PRODUCER = 1024
 _ABORT_SECONDS = 5.0
 _VIEWS_MAX = 64
+_REPLAY_KEPT_BYTES_MAX = 1 << 30
 
 Freshness = Literal["durable", "memory"]
 
@@ -134,7 +135,8 @@ class ShardWriter:
                 raise InvalidInputError("a writer with a MemTable needs a place for its runs", hint="open it with shard.writer()")
             self._generations = Generations(log, columnar, config, self._rules_for)
             self._runs = RunCache(columnar)
-            claim = open_epoch(log, replay=self._generations.replay, begin=self._generations.begin)
+            kept = min(config.max_memtable_size, config.max_unflushed_memtable_bytes, _REPLAY_KEPT_BYTES_MAX)
+            claim = open_epoch(log, replay=self._generations.replay, begin=self._generations.begin, keep_bytes=kept)
         else:
             claim = open_epoch(log)
         self._writer = EpochWriter(log, claim, policy)

@@ -497,7 +497,8 @@ def test_f08_an_idle_writer_learns_of_its_successor_from_its_next_record(bench: 
 def refusals() -> dict[str, Callable[[Any], Any]]:
     wal_only = {"enable_memtable": False}
     return {
-        "quarantine in WAL-only mode": lambda b: b.shard.writer(hg.ShardWriterConfig(**wal_only, on_bad_rows="quarantine")),
+        "an index of no column": lambda b: b.shard.writer(hg.ShardWriterConfig(index_configs=[hg.text_index("nothing")])),
+        "something that is no index": lambda b: b.shard.writer(hg.ShardWriterConfig(index_configs=["x"])),
         "indexes in WAL-only mode": lambda b: b.shard.writer(hg.ShardWriterConfig(**wal_only, index_configs=["x"])),
         "an inflight of 0": lambda b: b.shard.writer(hg.ShardWriterConfig(**wal_only, max_inflight=0)),
         "an unknown shard": lambda b: b.table.shard("0001").writer(hg.ShardWriterConfig(**wal_only)),

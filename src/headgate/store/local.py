@@ -30,6 +30,7 @@ from headgate.errors import (
 from headgate.store.base import Data, ObjectInfo, Store, sized
 
 _HIDDEN = ".new-"
+_READ_BYTES = 1 << 15
 _TRANSIENT = {
     errno.EINTR,
     errno.EAGAIN,
@@ -151,8 +152,16 @@ class LocalStore(Store):
 
     def get(self, key: str) -> memoryview:
         try:
-            with open(self._path(key), "rb", buffering=0) as file:
-                return memoryview(file.readall())
+            descriptor = os.open(f"{self._root}/{key}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                data = os.read(descriptor, _READ_BYTES)
+                if len(data) < _READ_BYTES:  # most objects are small, and this is their end
+                    return memoryview(data)
+                with open(descriptor, "rb", buffering=0, closefd=False) as file:
+                    file.seek(0)
+                    return memoryview(file.readall())
+            finally:
+                os.close(descriptor)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise ObjectMissingError(f"{key} does not exist", object=key) from None
         except OSError as error:

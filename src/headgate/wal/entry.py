@@ -31,6 +31,7 @@ SEAL_BYTES = 1024
 _TRAILER = struct.Struct("<QI4s")
 _MAGIC = b"HGW1"
 _P = b"headgate."
+_P_BYTES = len(_P)
 _SEAL_SCHEMA = pa.schema([])
 _GROW_MAX = 24
 IPC_OPTIONS = pa.ipc.IpcWriteOptions()  # made once: without it every stream looks into the environment
@@ -221,7 +222,7 @@ def decode_entry(data: memoryview, key: str, wal_id: str, shard: str, epoch: int
     Raises:
         CorruptEntryError: a flipped bit, a cut tail, or an object that belongs elsewhere.
     """
-    stream = _checked(data, key)
+    stream = checked_stream(data, key)
     try:
         reader = pa.ipc.open_stream(pa.py_buffer(stream))
         header = _header(reader.schema.metadata or {}, key)
@@ -239,7 +240,7 @@ def decode_entry(data: memoryview, key: str, wal_id: str, shard: str, epoch: int
     return Entry(header, puts, data.nbytes)
 
 
-def _checked(data: memoryview, key: str) -> memoryview:
+def checked_stream(data: memoryview, key: str) -> memoryview:
     """The stream, if the trailer fits it."""
     size = data.nbytes
     if size < SEAL_BYTES:
@@ -254,7 +255,7 @@ def _checked(data: memoryview, key: str) -> memoryview:
 
 
 def _header(metadata: dict[bytes, bytes], key: str) -> Header:
-    got = {name[len(_P) :].decode(): value.decode() for name, value in metadata.items() if name.startswith(_P)}
+    got = {name[_P_BYTES:].decode(): value.decode() for name, value in metadata.items() if name.startswith(_P)}
     if int(got["format"]) > ENTRY_FORMAT:
         raise UnsupportedFormatError(f"{key} has entry format {got['format']}", hint="upgrade headgate to read this table")
     kind = got["kind"]
@@ -276,16 +277,21 @@ def _header(metadata: dict[bytes, bytes], key: str) -> Header:
 
 def _read_puts(reader: pa.RecordBatchStreamReader) -> Iterator[Put]:
     for rows, custom in reader.iter_batches_with_custom_metadata():
-        metadata = dict(custom or {})
-        op = metadata[b"headgate.op"].decode()
-        producer = metadata.get(b"headgate.producer")
         # The stream's schema carries the entry's header; the rows' need not.
-        rows = rows.replace_schema_metadata(None)
-        if op == "delete":
-            rows = rows.select(json.loads(metadata[b"headgate.columns"]))
-        elif op != "upsert":
-            raise ValueError(f"op {op!r}")
-        if producer is None:
-            yield Put(rows, "delete" if op == "delete" else "upsert")
-        else:
-            yield Put(rows, "delete" if op == "delete" else "upsert", producer.decode(), int(metadata[b"headgate.sequence"]))
+        yield put_of(rows.replace_schema_metadata(None), custom)
+
+
+def put_of(rows: pa.RecordBatch, custom: pa.KeyValueMetadata | None) -> Put:
+    """A batch and its own metadata, as it was put."""
+    if custom == _PLAIN_UPSERT:
+        return Put(rows)
+    metadata = dict(custom or {})
+    op = metadata[b"headgate.op"].decode()
+    producer = metadata.get(b"headgate.producer")
+    if op == "delete":
+        rows = rows.select(json.loads(metadata[b"headgate.columns"]))
+    elif op != "upsert":
+        raise ValueError(f"op {op!r}")
+    if producer is None:
+        return Put(rows, "delete" if op == "delete" else "upsert")
+    return Put(rows, "delete" if op == "delete" else "upsert", producer.decode(), int(metadata[b"headgate.sequence"]))

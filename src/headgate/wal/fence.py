@@ -17,6 +17,7 @@ to the manifest before its first append, and that commit fails because the epoch
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -41,7 +42,7 @@ from headgate.wal.space import WalSpace
 from headgate.wal.tip import locate
 
 _RESTARTS_MAX = 32
-_SURVEY_KEPT_BYTES = 64 << 20
+SURVEY_KEPT_BYTES = 64 << 20
 _RACES_BEFORE_BARRIER = 4
 _BARRIER_AHEAD = (64, 1024, 16384)
 
@@ -88,7 +89,7 @@ class _Survey:
     wal: WalState
     """The WAL to write; another than the manifest's when the store is changed."""
     walk: Walk
-    kept: list[Entry]
+    kept: deque[Entry]
     """The first data entries, as many as fit the budget, for the replay."""
     kept_through: ChainPoint
     """Where the kept ones end and reading must go on."""
@@ -96,7 +97,14 @@ class _Survey:
     """The WAL store was empty, and rightly so: what the cursor has passed is not in it."""
 
 
-def open_epoch(log: ShardLog, *, replay: Replay | None = None, begin: Begin | None = None, writer_id: str | None = None) -> Claim:
+def open_epoch(
+    log: ShardLog,
+    *,
+    replay: Replay | None = None,
+    begin: Begin | None = None,
+    keep_bytes: int = SURVEY_KEPT_BYTES,
+    writer_id: str | None = None,
+) -> Claim:
     """Claim the shard, fence whoever held it, and replay what it left. Writes, and fences the incumbent.
 
     Args:
@@ -105,6 +113,7 @@ def open_epoch(log: ShardLog, *, replay: Replay | None = None, begin: Begin | No
         begin: called once, after the claim and before the first entry is replayed, with the claimed manifest
             and the walk: replayed rows may be flushed on the way, and whoever moves the cursor over the end
             of an epoch records that end with it.
+        keep_bytes: how much of what is read before the claim is kept for the replay, so that it is not read again.
 
     Raises:
         DataLossError: an entry is missing or damaged; found before the claim, nothing was written; no seal was, in any case.
@@ -115,7 +124,7 @@ def open_epoch(log: ShardLog, *, replay: Replay | None = None, begin: Begin | No
 
     # 1. Survey: everything that can be wrong with the log is found before anything is written,
     #    because a claim fences a healthy incumbent (R13, K08, F09).
-    survey = survey_log(log, wanted=replay is not None)
+    survey = survey_log(log, wanted=replay is not None, keep_bytes=keep_bytes)
     failpoint("fence.surveyed")
 
     # 2. Claim: the epoch, by compare-and-swap. Of two claimants each gets its own (F04).
@@ -160,7 +169,7 @@ def _take_over(log: ShardLog, claimed: ShardManifest, survey: _Survey, replay: R
 # -- 1. survey
 
 
-def survey_log(log: ShardLog, *, wanted: bool) -> _Survey:
+def survey_log(log: ShardLog, *, wanted: bool, keep_bytes: int = SURVEY_KEPT_BYTES) -> _Survey:
     """Read the log to its tip. Writes nothing, unless a clean store was wiped: then what makes it safe."""
     for _ in range(_RESTARTS_MAX):
         manifest = log.manifests.load()
@@ -169,10 +178,10 @@ def survey_log(log: ShardLog, *, wanted: bool) -> _Survey:
         start = manifest.walk_from(replay=wanted)
         if not begun_anew and not _last_seen_stands(log, manifest, start):
             continue
-        survey = _Survey(manifest, wal, Walk(start), [], start, begun_anew)
+        survey = _Survey(manifest, wal, Walk(start), deque(), start, begun_anew)
         reader = ChainReader(log.space(manifest.but(wal=wal)), log.clock, eager=True)
         try:
-            if _read_to_tip(log, survey, reader, wanted):
+            if _read_to_tip(log, survey, reader, keep_bytes if wanted else 0):
                 return survey
         finally:
             reader.close()
@@ -225,7 +234,7 @@ def _wal_to_write(log: ShardLog, manifest: ShardManifest) -> tuple[WalState, boo
     return wal, True
 
 
-def _read_to_tip(log: ShardLog, survey: _Survey, reader: ChainReader, wanted: bool) -> bool:
+def _read_to_tip(log: ShardLog, survey: _Survey, reader: ChainReader, keep_bytes: int) -> bool:
     """False: the log moved on under us, begin again."""
     manifest, walk, kept_bytes = survey.manifest, survey.walk, 0
     while True:
@@ -243,7 +252,7 @@ def _read_to_tip(log: ShardLog, survey: _Survey, reader: ChainReader, wanted: bo
         if reader.listed_through is not None and walk.point > reader.listed_through:
             return True  # written since we looked: a busy writer must not keep us from claiming (F10)
         walk.pass_over(entry)
-        if wanted and kept_bytes < _SURVEY_KEPT_BYTES:
+        if kept_bytes < keep_bytes:
             kept_bytes += entry.size_bytes
             survey.kept_through = walk.point
             if not entry.is_seal:
@@ -263,9 +272,7 @@ def _moved_on(before: ShardManifest, now: ShardManifest, point: ChainPoint) -> b
 # -- 2. claim
 
 
-def claim_change(
-    log: ShardLog, manifest: ShardManifest, survey: _Survey, writer_id: str, *, flushes: bool = False
-) -> ShardManifest | None:
+def claim_change(log: ShardLog, manifest: ShardManifest, survey: _Survey, writer_id: str, *, flushes: bool = False) -> ShardManifest | None:
     """One epoch more, ours."""
     check_open(log, manifest)
     if manifest.owner is not None and manifest.owner.writer == writer_id:
@@ -297,10 +304,10 @@ def seal_walk(log: ShardLog, claimed: ShardManifest, survey: _Survey, replay: Re
         walk.point, walk.ends = start, {}
     elif replay is not None:
         # Rows that were flushed between survey and claim are in runs by now: not again (R03, R18).
-        for entry in survey.kept:
+        while survey.kept:  # what is replayed is held by whoever replays it
+            entry = survey.kept.popleft()
             if entry.position >= start.position:
                 replay(entry)
-        survey.kept.clear()  # what is replayed is held by whoever replays it
         walk.point = survey.kept_through
     if walk.point.position < start.position:
         walk.point = start

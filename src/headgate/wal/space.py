@@ -9,14 +9,11 @@ ever collide with a seal, or with itself. The WAL id is random, so no two tables
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headgate.manifest import ChainPoint
 from headgate.store import ObjectInfo, Store
-
-_NAME = re.compile(r"^(\d{10})/(\d{20})\.arrow$")
 
 
 @dataclass(frozen=True)
@@ -44,8 +41,12 @@ class WalSpace:
 
     def point_of(self, key: str) -> ChainPoint | None:
         """The epoch and position of a name; None for anything that is no entry's name."""
-        match = _NAME.match(key[len(self.folder) :]) if key.startswith(self.folder) else None
-        return ChainPoint(int(match[1]), int(match[2])) if match else None
+        folder = self.folder
+        name = key[len(folder) :]
+        epoch, position = name[:10], name[11:31]
+        if len(name) != 37 or name[10] != "/" or name[31:] != ".arrow" or not key.startswith(folder):
+            return None
+        return ChainPoint(int(epoch), int(position)) if (epoch + position).isdecimal() and name.isascii() else None
 
     def list_from(self, epoch: int, position: int = 0) -> Iterator[tuple[ChainPoint, ObjectInfo]]:
         """All entries from a name on, this epoch's and later ones', by epoch, then position."""

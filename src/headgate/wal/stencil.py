@@ -80,7 +80,7 @@ class _Head:
     def __init__(self, schema: pa.Schema, metadata: dict[bytes, bytes], names: Sequence[bytes]) -> None:
         self.schema = schema
         self._bytes = bytes(schema.with_metadata(metadata).serialize())
-        self._places = [_place_of(name, schema, metadata) for name in names]
+        self._places = [place_of(name, schema, metadata) for name in names]
         self._widths = [len(metadata[name]) for name in names]
 
     def fits(self, values: dict[bytes, bytes]) -> bool:
@@ -98,7 +98,7 @@ class _Head:
         return finish_data(body, end + len(_END_OF_STREAM))
 
 
-def _place_of(name: bytes, schema: pa.Schema, metadata: dict[bytes, bytes]) -> slice:
+def place_of(name: bytes, schema: pa.Schema, metadata: dict[bytes, bytes]) -> slice:
     """Where a value stands: where two messages with different values differ."""
     width = len(metadata[name])
     one, two = (bytes(schema.with_metadata({**metadata, name: fill * width}).serialize()) for fill in (b"1", b"2"))
