@@ -283,7 +283,7 @@ def _read_puts(reader: pa.RecordBatchStreamReader) -> Iterator[Put]:
 
 def put_of(rows: pa.RecordBatch, custom: pa.KeyValueMetadata | None) -> Put:
     """A batch and its own metadata, as it was put."""
-    if custom == _PLAIN_UPSERT:
+    if custom is not None and custom == _PLAIN_UPSERT:
         return Put(rows)
     metadata = dict(custom or {})
     op = metadata[b"headgate.op"].decode()
