@@ -298,7 +298,7 @@ def limit_comes_before_the_shadow():
 
     def careless(self, views, columns=None):
         wanted = self.columns if columns is None else columns
-        cuts = (cut(source, self._limit) for source in scan.all_sources(views))
+        cuts = (cut(source, self._limit) for source in scan.all_sources(views, self._rules))
         return scan.limited((rows for source in cuts for rows in scan.visible_rows(source, wanted, self._filter)), self._limit)
 
     return patch.object(scan.Scan, "_rows", careless)

@@ -173,8 +173,8 @@ def _literal(expression: Any, kind: pa.DataType) -> str | None:
     value = value.as_py() if isinstance(value, pa.Scalar) else value
     if types.is_integer(kind) and type(value) is int:
         signed = types.is_signed_integer(kind)
-        bits = kind.bit_width - signed
-        return str(value) if -(1 << bits) * signed <= value < 1 << min(bits, 63) else None
+        most = 1 << min(63, kind.bit_width - signed)  # Lance reads what is beyond 63 bits as a float
+        return str(value) if (-most if signed else -1) < value < most else None
     if types.is_float64(kind) and type(value) in (int, float):
         return repr(float(value)) if math.isfinite(value) else None
     if (types.is_string(kind) or types.is_large_string(kind)) and type(value) is str and "\\" not in value:

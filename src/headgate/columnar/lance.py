@@ -153,6 +153,8 @@ class LanceSlice(Slice):
                 yield self._offsets(batch.column("_rowaddr")), batch.select(list(columns))
 
     def take(self, offsets: Offsets, columns: Sequence[str]) -> pa.RecordBatch:
+        if not len(offsets):
+            return pa.RecordBatch.from_pylist([], schema=pa.schema([self.schema.field(name) for name in columns]))
         table = next(self._reading(iter([lambda: self._dataset.take(offsets, columns=list(columns))])))
         return table.combine_chunks().to_batches()[0]
 

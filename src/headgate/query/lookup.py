@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from headgate.clock import SYSTEM_CLOCK, map_ordered
 from headgate.errors import InvalidInputError
 from headgate.keys import Bools, KeyOrder, Keys, Offsets
 from headgate.query.mask import Mask
-from headgate.query.scan import Load, chosen_columns, result_schema, whole
+from headgate.query.scan import Load, chosen_columns, result_schema, under, whole
 from headgate.query.shadow import KEY_BUDGET_BYTES, load_keys
 from headgate.query.sources import MemorySource, RunSource, Source, in_memory, runs_of
 from headgate.schema import RowRules
@@ -88,14 +89,22 @@ def _arrays(names: Sequence[str], types: Sequence[pa.DataType], keys: list[Any] 
     if keys is None:
         raise InvalidInputError("the keys are not a list", hint="pass a list of keys, also for one: [key]")
     if keys and isinstance(keys[0], Mapping):
-        return [pa.array([key[name] for key in keys], kind) for name, kind in zip(names, types, strict=True)]
+        return [_array([key[name] for key in keys], kind) for name, kind in zip(names, types, strict=True)]
     if len(names) == 1:
         if any(isinstance(key, tuple | list) for key in keys):
             keys = [key[0] if isinstance(key, tuple | list) and len(key) == 1 else key for key in keys]
-        return [pa.array(keys, types[0])]
+        return [_array(keys, types[0])]
     if any(not isinstance(key, tuple | list) or len(key) != len(names) for key in keys):
         raise InvalidInputError("a key is no tuple of the key's columns", hint=f"pass tuples of ({', '.join(names)})")
-    return [pa.array([key[number] for key in keys], kind) for number, kind in enumerate(types)]
+    return [_array([key[number] for key in keys], kind) for number, kind in enumerate(types)]
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_integer(kind):  # Arrow would cut 1.5 to 1, and find what nobody asked for
+        strange = [value for value in values if value is not None and (isinstance(value, bool) or not isinstance(value, Integral))]
+        if strange:
+            raise InvalidInputError(f"the key {strange[0]!r} is no whole number", hint=f"the key's type is {kind}")
+    return pa.array(values, kind)
 
 
 def _looked_up(views: Sequence[ReadView], rules: RowRules, columns: Sequence[str], asked: Asked) -> pa.Table:
@@ -103,7 +112,7 @@ def _looked_up(views: Sequence[ReadView], rules: RowRules, columns: Sequence[str
     found: list[_Found] = []
     left = np.arange(len(asked.keys))
     for view in views:
-        left = _in_view(view, rules, asked.keys, left, KEY_BUDGET_BYTES // max(1, len(views)), found)
+        left = _in_view(under(view, rules), rules, asked.keys, left, KEY_BUDGET_BYTES // max(1, len(views)), found)
     schema = result_schema(rules, columns)
     if not found:
         return schema.empty_table()

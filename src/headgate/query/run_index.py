@@ -22,7 +22,8 @@ from headgate.schema import RowRules, as_now
 
 BLOCK_ROWS = 1024
 KEY_BATCH_ROWS = 1 << 18
-_FEW_BLOCKS = 64
+_FEW_READS = 8
+_READ_COST_ROWS = 200_000  # a read of one block takes about as long as so many rows of a scan
 _KEY_BYTES_LEAST = 8  # what any key takes in memory, at least
 _PROBES = 64
 
@@ -128,11 +129,12 @@ class RunIndex:
         if self._sample is None or not len(keys) or not self.rows:
             return self._find_by_scan(keys)
         blocks = _last_not_above(self._sample, keys)
-        touched = np.unique(blocks[blocks >= 0])
-        if len(touched) > max(_FEW_BLOCKS, len(self._sample) // 8):
+        touched = blocks[np.flatnonzero(np.diff(blocks, prepend=-1))]  # each once, as the keys ascend
+        groups = np.split(touched, np.flatnonzero(np.diff(touched) > 1) + 1) if len(touched) else []
+        if len(groups) > max(_FEW_READS, self.rows // _READ_COST_ROWS):
             return self._find_by_scan(keys)
         found = np.full(len(keys), -1, np.int64)
-        for group in np.split(touched, np.flatnonzero(np.diff(touched) > 1) + 1) if len(touched) else []:
+        for group in groups:
             start = int(group[0]) * BLOCK_ROWS
             first, last = np.searchsorted(blocks, [group[0], group[-1] + 1])
             at = self.between(start, min(self.rows, (int(group[-1]) + 1) * BLOCK_ROWS)).find(keys.part(first, last))

@@ -12,6 +12,7 @@ taken back. So the scan begins again only as long as nothing was given out; afte
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -83,7 +84,7 @@ class Scan:
     def count(self) -> int:
         """How many rows; without a filter none of them is read."""
         if self._filter is None:
-            rows = whole(self._load, lambda views: sum(source.mask.count for source in all_sources(views)))
+            rows = whole(self._load, lambda views: sum(source.mask.count for source in all_sources(views, self._rules)))
         else:
             rows = whole(self._load, lambda views: sum(batch.num_rows for batch in self._rows(views, ())))
         return rows if self._limit is None else min(rows, self._limit)
@@ -105,13 +106,19 @@ class Scan:
 
     def _rows(self, views: Sequence[ReadView], columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         wanted = self.columns if columns is None else columns
-        return limited((rows for source in all_sources(views) for rows in visible_rows(source, wanted, self._filter)), self._limit)
+        found = (rows for source in all_sources(views, self._rules) for rows in visible_rows(source, wanted, self._filter))
+        return limited(found, self._limit)
 
 
-def all_sources(views: Sequence[ReadView]) -> Iterator[Source]:
-    """Of all shards, one after the other; they share what may be kept of keys."""
+def all_sources(views: Sequence[ReadView], rules: RowRules) -> Iterator[Source]:
+    """Of all shards, one after the other, read as one table of now; they share what may be kept of keys."""
     for view in views:
-        yield from sources_of(view, key_budget_bytes=KEY_BUDGET_BYTES // max(1, len(views)))
+        yield from sources_of(under(view, rules), key_budget_bytes=KEY_BUDGET_BYTES // max(1, len(views)))
+
+
+def under(view: ReadView, rules: RowRules) -> ReadView:
+    """The same state, its rows read by these rules: the schema may have changed since they were looked up."""
+    return view if view.rules is rules else replace(view, rules=rules)
 
 
 def chosen_columns(rules: RowRules, columns: Sequence[str] | None) -> list[str]:
@@ -226,6 +233,3 @@ def _reloaded(load: Load, before: Sequence[ReadView], error: ObjectMissingError)
         if named and (view.shard, view.version) in old:
             raise DataLossError(f"{error.object} is missing, and shard {view.shard} names it", object=error.object) from error
     return views
-
-
-__all__ = ["Load", "Scan", "all_sources", "chosen_columns", "exactly", "limited", "result_schema", "streamed", "visible_rows", "whole"]

@@ -62,7 +62,7 @@ def _planned(context: Any, query: str) -> Any:
 
 
 def _result(views: Sequence[ReadView], rules: RowRules, query: str, normalized: bool, memory_bytes: int) -> pa.Table:
-    table = _Merged(list(all_sources(views)), rules)
+    table = _Merged(list(all_sources(views, rules)), rules)
     context = session(normalized, partitions=None, memory_bytes=memory_bytes)
     context.remove_optimizer_rule("push_down_filter")
     context.register_dataset(NAME, table)
