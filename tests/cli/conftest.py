@@ -48,10 +48,10 @@ class Ran:
 
 @pytest.fixture
 def headgate() -> Callable[..., Ran]:
-    """``headgate("status", uri)`` in this process."""
+    """``headgate("status", uri)`` in this process; ``stdin`` is what it reads there."""
 
-    def run(*arguments: object, env: dict[str, str] | None = None) -> Ran:
-        result = CliRunner().invoke(app, [str(a) for a in arguments], env=env, catch_exceptions=False)
+    def run(*arguments: object, env: dict[str, str] | None = None, stdin: bytes | str | None = None) -> Ran:
+        result = CliRunner().invoke(app, [str(a) for a in arguments], env=env, input=stdin, catch_exceptions=False)
         return Ran(result.exit_code, result.stdout, result.stderr)
 
     return run

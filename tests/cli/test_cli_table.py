@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pyarrow as pa
@@ -224,6 +225,80 @@ def test_help_lists_the_commands(headgate):
     ran = headgate("--help")
 
     assert ran.code == 0
-    for command in ("create", "status", "tail", "verify", "trim", "demo"):
+    for command in ("create", "put", "scan", "sql", "lookup", "status", "tail", "verify", "trim", "columns", "demo"):
         assert f"\n  {command} " in ran.out
         assert headgate(command, "-h").code == 0
+
+
+# -- indexes, shards by value, status of runs
+
+
+def test_create_takes_indexes(headgate, tmp_path):
+    (tmp_path / "s.json").write_text(
+        '{"fields": [{"name": "id", "type": "int64"}, {"name": "body", "type": "string"}, '
+        '{"name": "v", "type": "fixed_size_list<float32, 4>"}, {"name": "w", "type": "fixed_size_list<float32, 4>"}]}'
+    )
+    indexes = [text for one in ("text:body", "vector:v", "vector:w:cosine", "scalar:id") for text in ("--index", one)]
+
+    ran = headgate("create", tmp_path / "t", "--schema", tmp_path / "s.json", "--key", "id", *indexes, "--json")
+
+    assert [(index["kind"], index["column"], index.get("metric")) for index in ran.json["indexes"]] == [
+        ("text", "body", None),
+        ("vector", "v", "l2"),
+        ("vector", "w", "cosine"),
+        ("scalar", "id", None),
+    ]
+    assert len(hg.open_table(tmp_path / "t").indexes) == 4
+    assert "body string, text index" in headgate("status", tmp_path / "t").out
+
+
+@pytest.mark.parametrize("text", ["body", "words:note", "text:", "vector"])
+def test_an_index_that_is_none_is_refused(headgate, schema_file, tmp_path, text):
+    ran = headgate("create", tmp_path / "t", "--schema", schema_file, "--index", text)
+
+    assert ran.code == 2
+    assert not (tmp_path / "t").exists()
+
+
+def test_an_index_that_cannot_be_kept_is_refused(headgate, schema_file, tmp_path):
+    ran = headgate("create", tmp_path / "t", "--schema", schema_file, "--index", "vector:note", "--json")
+
+    assert (ran.code, ran.error["type"]) == (1, "InvalidInputError")
+    assert not (tmp_path / "t").exists()
+
+
+def test_create_with_a_shard_for_each_value(headgate, schema_file, tmp_path):
+    command = ("create", tmp_path / "t", "--schema", schema_file, "--key", "note", "--shard-per", "note")
+    assert headgate(*command, "--shards", 2).code == 2
+
+    assert headgate(*command, "--json").json["sharding"] == {"kind": "identity", "column": "note"}
+    headgate("put", tmp_path / "t", "-", "--format", "csv", stdin="id,note\n1,acme\n2,zeta\n")
+
+    assert [shard["shard"] for shard in headgate("status", tmp_path / "t", "--json").json["shards"]] == ["acme", "zeta"]
+
+
+def test_status_shows_runs_and_what_is_not_in_them(headgate, table):
+    with table.shard("0001").writer() as writer:
+        writer.put([{"id": 5, "note": "five"}])
+        writer.delete([{"id": 6}])
+    with table.shard("0001").writer(hg.ShardWriterConfig(enable_memtable=False)) as writer:
+        writer.put([{"id": 7, "note": "seven"}])
+
+    first, second = headgate("status", table.uri, "--json").json["shards"]
+
+    assert (first["runs"], first["rows"], first["lag"], first["pending_generations"]) == (0, 0, 5, 0)
+    assert (second["runs"], second["rows"], second["tombstones"], second["lag"], second["clean"]) == (1, 2, 1, 1, False)
+    assert second["bytes"] > 0
+    head, *_, last = headgate("status", table.uri).out.splitlines()[3:]
+    assert head.split()[:10] == ["shard", "state", "epoch", "cursor", "tip", "lag", "runs", "pending", "rows", "size"]
+    assert last.split()[:5] == ["all", "6", "1", "1", "2"]
+
+
+def test_status_is_watched_until_ctrl_c(process, table):
+    watching = process("status", table.uri, "--watch", "--interval", "0.1", "--json")
+    first, second = (json.loads(watching.stdout.readline()) for _ in range(2))
+    assert first["uri"] == second["uri"] == table.uri
+
+    watching.send_signal(signal.SIGINT)
+    _, err = watching.communicate(timeout=30)
+    assert (watching.returncode, err) == (130, "")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import headgate as hg
-from headgate.cli import demo, log, simulate, table
+from headgate.cli import columns, demo, log, put, read, simulate, table
 from headgate.cli.command import Command
 
 app = typer.Typer(
@@ -36,8 +36,21 @@ def _root(
     """Durable, low-latency, fenced writes into columnar tables on object storage."""
 
 
-for _run in (table.create, table.status, log.tail, table.verify, log.trim, demo.demo, simulate.simulate):
+for _run in (
+    table.create,
+    put.put,
+    read.scan,
+    read.sql,
+    read.lookup,
+    table.status,
+    log.tail,
+    table.verify,
+    log.trim,
+    demo.demo,
+    simulate.simulate,
+):
     app.command(cls=Command)(_run)
+app.add_typer(columns.app, name="columns")
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,8 +42,8 @@ def print_table(columns: list[str], rows: list[list[str]], *, right: frozenset[s
 
 
 @contextmanager
-def progress(what: str, *, quiet: bool) -> Iterator[None]:
-    """A spinner with the time, on stderr and only on a terminal, while something long runs."""
+def progress(what: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A spinner with the time, on stderr and only on a terminal, while something long runs. Gives what tells how far it is."""
     err = Console(stderr=True)
     with Progress(
         SpinnerColumn(),
@@ -53,8 +53,16 @@ def progress(what: str, *, quiet: bool) -> Iterator[None]:
         transient=True,
         disable=quiet or not err.is_terminal,
     ) as bar:
-        bar.add_task(what, total=None)
-        yield
+        task = bar.add_task(what, total=None)
+        yield lambda text: bar.update(task, description=text)
+
+
+def size(count: int) -> str:
+    """Bytes, in one unit."""
+    for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= one:
+            return f"{count / one:.1f} {unit}"
+    return f"{count:,} B"
 
 
 def ago(moment: float | None) -> str:

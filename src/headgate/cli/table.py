@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +14,7 @@ import typer
 
 import headgate as hg
 from headgate.cli.options import AsJson, StorageOptions, Uri, WalOptions, WalUri, open_table, pairs
-from headgate.cli.output import ago, print_json, print_table, progress, screen
+from headgate.cli.output import ago, print_json, print_table, progress, screen, size
 from headgate.cli.schema_file import describe, read_schema
 
 
@@ -43,6 +46,21 @@ def create(
     shard_by: Annotated[
         str | None, typer.Option("--shard-by", metavar="COLUMN", show_default=False, help="That column. By default the first of the key.")
     ] = None,
+    shard_per: Annotated[
+        str | None,
+        typer.Option(
+            "--shard-per", metavar="COLUMN", show_default=False, help="Instead: a shard for each value of a column, made on first use."
+        ),
+    ] = None,
+    index: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--index",
+            metavar="KIND:COLUMN",
+            show_default=False,
+            help="text:body, vector:embedding, vector:embedding:cosine (l2, cosine, dot) or scalar:ts. Repeatable.",
+        ),
+    ] = None,
     if_exists: Annotated[IfExists, typer.Option("--if-exists", help="What to do when there is a table already.")] = IfExists.error,
     wal_uri: WalUri = None,
     option: StorageOptions = None,
@@ -53,52 +71,114 @@ def create(
     column = shard_by or (key[0] if key else None)
     if shards > 1 and column is None:
         raise typer.BadParameter("several shards need a column to choose by: pass --key or --shard-by", param_hint="--shards")
+    if shard_per is not None and (shards > 1 or shard_by is not None):
+        raise typer.BadParameter("either so many shards, or one for each value", param_hint="--shard-per")
+    sharding = hg.bucket(str(column), shards) if shards > 1 else hg.unsharded()
     table = hg.create_table(
         uri,
         read_schema(schema),
         list(key) if key else None,
-        sharding=hg.bucket(str(column), shards) if shards > 1 else hg.unsharded(),
+        sharding=sharding if shard_per is None else hg.identity(shard_per),
         storage_options=pairs(option, "-o"),
         wal_uri=wal_uri,
         wal_storage_options=pairs(wal_option, "--wal-option"),
+        indexes=[_index(text) for text in index] if index else None,
         if_exists=if_exists.value,
     )
-    if as_json:
-        print_json(_description(table))
-    else:
-        _print_description(table)
+    show(table, as_json=as_json)
 
 
-def status(uri: Uri, wal_uri: WalUri = None, option: StorageOptions = None, wal_option: WalOptions = None, as_json: AsJson = False) -> None:
-    """Show a table and the state of every shard. Writes nothing."""
+def _index(text: str) -> Any:
+    """An index as it is typed: its kind, the column, and for vectors perhaps the metric."""
+    kind, _, column = text.partition(":")
+    if kind == "vector" and column.rpartition(":")[2] in ("l2", "cosine", "dot"):
+        column, _, metric = column.rpartition(":")
+        return hg.vector_index(column, metric=metric)  # type: ignore[arg-type]
+    makers: dict[str, Callable[[str], Any]] = {"vector": hg.vector_index, "text": hg.text_index, "scalar": hg.scalar_index}
+    if kind not in makers or not column:
+        raise typer.BadParameter(f"{text!r} is none: text:COLUMN, vector:COLUMN[:METRIC] or scalar:COLUMN", param_hint="--index")
+    return makers[kind](column)
+
+
+def status(
+    uri: Uri,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks, with --watch.")] = 2.0,
+    wal_uri: WalUri = None,
+    option: StorageOptions = None,
+    wal_option: WalOptions = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a table and the state of every shard. Writes nothing.
+
+    cursor: all before it is in runs. tip: the end of the log. lag: entries between them, which the next
+    writer replays. pending: runs that were flushed and are not compacted yet. rows and size are those of
+    the runs, deleted and replaced rows included. clean: nothing in the log is needed.
+    """
     table = open_table(uri, option, wal_uri, wal_option)
-    state = table.status()
-    if as_json:
-        print_json({**_description(table), "shards": [asdict(shard) for shard in state.shards]})
-        return
-    _print_description(table)
-    always = ("epoch", "cursor", "tip", "lag")
-    numbers = always + tuple(
-        name  # only where there are any
-        for name in ("first_position", "producers", "consumers", "checkpoints")
-        if any(getattr(shard, name) for shard in state.shards)
-    )
-    elsewhere = any(shard.wal_store != state.uri for shard in state.shards)
-    print_table(
-        ["shard", "state", *(name.removesuffix("_position") for name in numbers), "clean", "claimed", *(["log in"] if elsewhere else [])],
+    while True:
+        state = table.status()
+        if as_json:
+            print_json({**_description(table), "shards": [_shard_document(shard) for shard in state.shards]})
+        else:
+            out = screen()
+            if watch and out.is_terminal:
+                out.clear()
+            _print_description(table)
+            _print_shards(state)
+        if not watch:
+            return
+        sys.stdout.flush()
+        time.sleep(interval)
+
+
+def _shard_document(shard: hg.ShardStatus) -> dict[str, Any]:
+    return {**asdict(shard), "pending_generations": shard.generations}
+
+
+_NUMBERS: dict[str, Callable[[hg.ShardStatus], int]] = {
+    "epoch": lambda shard: shard.epoch,
+    "cursor": lambda shard: shard.cursor,
+    "tip": lambda shard: shard.tip,
+    "lag": lambda shard: shard.lag,
+    "runs": lambda shard: shard.runs,
+    "pending": lambda shard: shard.generations,
+    "rows": lambda shard: shard.rows,
+    "size": lambda shard: shard.bytes,
+    "tombstones": lambda shard: shard.tombstones,
+    "first": lambda shard: shard.first_position,
+    "producers": lambda shard: shard.producers,
+    "consumers": lambda shard: shard.consumers,
+    "checkpoints": lambda shard: shard.checkpoints,
+}
+_ALWAYS = ("epoch", "cursor", "tip", "lag", "runs", "pending", "rows", "size")
+_ADDED_UP = ("lag", "runs", "pending", "rows", "size", "tombstones")
+
+
+def _print_shards(state: hg.TableStatus) -> None:
+    shards = state.shards
+    numbers = [name for name, of in _NUMBERS.items() if name in _ALWAYS or any(of(shard) for shard in shards)]
+    elsewhere = any(shard.wal_store != state.uri for shard in shards)
+
+    def told(name: str, number: int) -> str:
+        return size(number) if name == "size" else f"{number:,}"
+
+    rows = [
         [
-            [
-                shard.shard,
-                shard.state,
-                *(f"{getattr(shard, name):,}" for name in numbers),
-                "yes" if shard.clean else "no",
-                ago(shard.claimed_at),
-                *([shard.wal_store] if elsewhere else []),
-            ]
-            for shard in state.shards
-        ],
-        right=frozenset(name.removesuffix("_position") for name in numbers),
-    )
+            shard.shard,
+            shard.state,
+            *(told(name, _NUMBERS[name](shard)) for name in numbers),
+            "yes" if shard.clean else "no",
+            ago(shard.claimed_at),
+            shard.owner or "nobody",
+            *([shard.wal_store] if elsewhere else []),
+        ]
+        for shard in shards
+    ]
+    if len(shards) > 1:
+        sums = [told(name, sum(map(_NUMBERS[name], shards))) if name in _ADDED_UP else "" for name in numbers]
+        rows.append(["all", "", *sums, "", "", "", *([""] if elsewhere else [])])
+    print_table(["shard", "state", *numbers, "clean", "claimed", "by", *(["log in"] if elsewhere else [])], rows, right=frozenset(numbers))
 
 
 def verify(
@@ -132,16 +212,25 @@ def verify(
         raise typer.Exit(1)
 
 
+def show(table: hg.Table, *, as_json: bool) -> None:
+    """What a table is, after it was made or changed."""
+    if as_json:
+        print_json(_description(table))
+    else:
+        _print_description(table)
+
+
 def _description(table: hg.Table) -> dict[str, Any]:
     rule = table.sharding
     sharding: dict[str, Any] = {"kind": rule.kind}
     if rule.column is not None:
-        sharding |= {"column": rule.column, "buckets": rule.buckets}
+        sharding |= {"column": rule.column} | ({"buckets": rule.buckets} if rule.kind == "bucket" else {})
     return {
         "uri": table.uri,
         "key": list(table.key),
         "sharding": sharding,
         "schema": {"fields": describe(table.schema)},
+        "indexes": [index.model_dump() for index in table.indexes],
         "shards": [shard.id for shard in table.shards],
     }
 
@@ -152,4 +241,5 @@ def _print_description(table: hg.Table) -> None:
     by = f", by {rule.kind} of {rule.column}" if rule.column is not None else ""
     out.print(f"{table.uri}: key {', '.join(table.key) or 'none (append-only)'}; {count:,} shard{'s' if count != 1 else ''}{by}")
     for field in describe(table.schema):
-        out.print(f"  {field['name']} {field['type']}{'' if field['nullable'] else ' not null'}")
+        kept = [f"{index.kind} index" for index in table.indexes if index.column == field["name"]]
+        out.print(f"  {field['name']} {field['type']}{'' if field['nullable'] else ' not null'}{''.join(f', {text}' for text in kept)}")
