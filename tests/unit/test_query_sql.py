@@ -7,10 +7,12 @@ import math
 import pyarrow as pa
 import pytest
 from tests.reading import Shelf
+from tests.unit.test_columnar import TYPES
 
 from headgate.errors import DataLossError, InvalidInputError
+from headgate.query.scan import Scan
 from headgate.query.sql import sql
-from headgate.schema import RowRules
+from headgate.schema import RowRules, check_schema
 from headgate.view import ReadView
 
 RULES = RowRules(pa.schema([pa.field("Id", pa.int64(), False), pa.field("v", pa.float64()), pa.field("name", pa.string())]), ("Id",))
@@ -41,8 +43,6 @@ def test_joins_see_one_state_and_groups_come_as_plain_text(shelf: Shelf) -> None
 
 
 def test_a_filter_means_the_same_as_in_a_scan(shelf: Shelf) -> None:
-    from headgate.query.scan import Scan
-
     for text in ("v > 3", "v = v", "v <> 3 or name is null"):
         found = Scan(shelf.load, RULES, filter=text, columns=["Id"]).to_arrow().column(0).to_pylist()
         assert sorted(sql(shelf.load, RULES, f"select Id from t where {text}").column(0).to_pylist()) == sorted(found)
@@ -92,3 +92,15 @@ def test_q14_what_stays_missing_is_no_error_of_the_query(shelf: Shelf) -> None:
     shelf.columnar.drop(shelf.runs[0].slices[0].path)
     with pytest.raises(DataLossError, match=shelf.runs[0].slices[0].path):
         sql(shelf.load, RULES, "select sum(v) from t")
+
+
+def test_q11_filters_and_queries_take_tables_with_every_type() -> None:
+    schema, _ = check_schema(pa.schema([pa.field("id", pa.int64(), False), *(pa.field(n, t) for n, (t, _) in TYPES.items())]), "id")
+    rules = RowRules(schema, ("id",))
+    shelf = Shelf(rules)
+    shelf.put([{"id": 1} | {name: values[0] for name, (_, values) in TYPES.items()}, {"id": 2}])
+    shelf.flush()
+    shelf.put([{"id": 3} | {name: values[1] for name, (_, values) in TYPES.items()}])
+    assert Scan(shelf.load, rules, filter="id <> 2 and string is not null").count() == 2
+    got = sql(shelf.load, rules, "select * from t order by id")
+    assert got.to_pylist() == sorted(Scan(shelf.load, rules).to_arrow().to_pylist(), key=lambda row: row["id"])
