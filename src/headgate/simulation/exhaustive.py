@@ -16,14 +16,18 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 from unittest.mock import patch
 
 from headgate.errors import HeadgateError
 from headgate.failpoint import hooked
+from headgate.manifest.document import decode_document
 from headgate.simulation.actors import RULES, Ledger, Stage, archive_and_trim, collect_manifests, rows_of
 from headgate.simulation.checker import judge
 from headgate.simulation.run import hushed
@@ -31,6 +35,7 @@ from headgate.simulation.scheduler import ProcessDied, Scheduler, SimulationStuc
 from headgate.simulation.world import Faults, Process, World
 from headgate.wal.appender import EpochWriter, WalAppender
 from headgate.wal.collect import collect_entries
+from headgate.wal.entry import Entry, decode_entry
 from headgate.wal.fence import open_epoch
 
 Plan = tuple[int, ...]
@@ -102,22 +107,40 @@ class _PlanChooser:
                 self.branches.append((*self.taken, other))
 
 
-def explore(*, preemptions: int = 2, split_collection: bool = True, seconds_max: float = 3600.0, failures_max: int = 1) -> Explored:
+def explore(
+    *,
+    preemptions: int = 2,
+    split_collection: bool = True,
+    seconds_max: float = 3600.0,
+    failures_max: int = 1,
+    part: tuple[int, int] = (0, 1),
+    tell: Callable[[Explored], None] | None = None,
+) -> Explored:
     """All interleavings with at most ``preemptions``; stops at the first violation.
 
-    ``split_collection``: others may run between any two steps of the collection; else it is one step, anywhere.
+    Args:
+        split_collection: others may run between any two steps of the collection; else it is one step, anywhere.
+        part: (number, of how many): only those whose first choice that differs falls to this part, so that
+            several processes do all of them together.
+        tell: called now and then with what was found so far.
     """
     found, start = Explored(), time.monotonic()
     visited: dict[tuple[object, ...], int] = {}
+    judged: set[object] = set()
     plans: list[Plan] = [()]
     while plans:
         if time.monotonic() - start > seconds_max:
             found.complete = False
             break
-        chooser = _PlanChooser(plans.pop(), preemptions, visited)
+        plan = plans.pop()
+        chooser = _PlanChooser(plan, preemptions, visited)
         found.runs += 1
-        problems = _play(chooser, split_collection)
-        plans += reversed(chooser.branches)
+        problems = _play(chooser, split_collection, judged=judged)
+        branches = chooser.branches if plan else chooser.branches[part[0] :: part[1]]
+        plans += reversed(branches)
+        if tell is not None and found.runs % 5000 == 0:
+            found.states, found.seconds = len(visited), time.monotonic() - start
+            tell(found)
         if problems:
             found.failures.append((tuple(chooser.taken), problems))
             if len(found.failures) >= failures_max:
@@ -133,7 +156,7 @@ def replay(plan: Plan, *, split_collection: bool = True) -> list[str]:
     return trace + problems
 
 
-def _play(chooser: _PlanChooser, split_collection: bool, trace: list[str] | None = None) -> list[str]:
+def _play(chooser: _PlanChooser, split_collection: bool, trace: list[str] | None = None, judged: set[object] | None = None) -> list[str]:
     rng = _Steady()
     scheduler = Scheduler(rng, chooser, steps_max=5000)
     world = World(scheduler, rng, Faults(), trace=trace)
@@ -142,7 +165,7 @@ def _play(chooser: _PlanChooser, split_collection: bool, trace: list[str] | None
     escaped = scheduler.escaped
     with hushed(), hooked(lambda name: None), _no_read_ahead():
         try:
-            _scenario(world, stage, chooser, split_collection)
+            _scenario(world, stage, chooser, split_collection, judged)
         except _Visited:
             return []
         except SimulationStuck as error:
@@ -155,7 +178,7 @@ def _play(chooser: _PlanChooser, split_collection: bool, trace: list[str] | None
     return stage.ledger.problems + [f"ESCAPED: {task.name}: {error!r}" for task, error in escaped if not isinstance(error, ProcessDied)]
 
 
-def _scenario(world: World, stage: Stage, chooser: _PlanChooser, split_collection: bool) -> None:
+def _scenario(world: World, stage: Stage, chooser: _PlanChooser, split_collection: bool, judged: set[object] | None) -> None:
     ledger, scheduler = stage.ledger, world.scheduler
     box: dict[str, WalAppender] = {}
 
@@ -204,16 +227,44 @@ def _scenario(world: World, stage: Stage, chooser: _PlanChooser, split_collectio
     chooser.state = lambda current: (world.digest(), tuple(task.seen for task in tasks), current.name if current is not None else "")
     scheduler.run(lambda: all(task.done for task in tasks))
     chooser.state = None
+    # The judgement depends on nothing but the objects and what was promised: the same end is judged once.
+    end = (world.digest(), tuple(sorted(ledger.acked.items())), tuple(sorted(ledger.archived.items())), tuple(ledger.fenced))
+    if judged is not None and end in judged:
+        return
     last = world.process("judge", protected=True)
     verdict = last.start(lambda: judge(stage, last))
     scheduler.run(lambda: verdict.done)
+    if judged is not None:
+        judged.add(end)
 
 
 @contextmanager
 def _no_read_ahead() -> Iterator[None]:
-    """One thread per process: reading ahead starts others, and finds the same objects."""
-    with patch("headgate.wal.reader._LISTED_MAX", 1):
+    """One thread per process: reading ahead starts others, and finds the same objects. The same bytes are decoded once."""
+    with ExitStack() as patches:
+        patches.enter_context(patch("headgate.wal.reader._LISTED_MAX", 1))
+        for module in ("reader", "fence", "loss", "appender"):
+            patches.enter_context(patch(f"headgate.wal.{module}.decode_entry", _decoded_entry))
+        patches.enter_context(patch("headgate.manifest.chain.decode_document", _decoded_document))
         yield
+
+
+def _decoded_entry(data: memoryview | bytes, *rest: Any) -> Entry:
+    return _entry_of(bytes(data), *rest)
+
+
+@lru_cache(maxsize=50_000)
+def _entry_of(data: bytes, *rest: Any) -> Entry:
+    return decode_entry(memoryview(data), *rest)
+
+
+def _decoded_document(data: memoryview | bytes, kind: type[Any], key: str) -> Any:
+    return _document_of(bytes(data), kind, key)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=50_000)
+def _document_of(data: bytes, kind: type[Any], key: str) -> Any:
+    return decode_document(data, kind, key)
 
 
 def main() -> None:
@@ -222,8 +273,16 @@ def main() -> None:
     parser.add_argument("--preemptions", type=int, default=1)
     parser.add_argument("--whole-collection", action="store_true", help="the collection is one step")
     parser.add_argument("--seconds", type=float, default=3600.0, help="stop after so long")
+    parser.add_argument("--part", default="0/1", help="1/2: the second of two parts, for several processes")
     options = parser.parse_args()
-    found = explore(preemptions=options.preemptions, split_collection=not options.whole_collection, seconds_max=options.seconds)
+    number, of = (int(word) for word in options.part.split("/"))
+    found = explore(
+        preemptions=options.preemptions,
+        split_collection=not options.whole_collection,
+        seconds_max=options.seconds,
+        part=(number, of),
+        tell=lambda f: print(f"{f.runs:,} runs, {f.states:,} states, {f.seconds:.0f} s …", file=sys.stderr, flush=True),
+    )
     print(f"{found.runs:,} runs, {found.states:,} states, {found.seconds:.0f} s, {'all of them' if found.complete else 'not finished'}")
     for plan, problems in found.failures:
         print("\n".join([*replay(plan, split_collection=not options.whole_collection), *problems]))
