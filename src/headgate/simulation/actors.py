@@ -257,7 +257,10 @@ def tailer_process(stage: Stage, process: Process, rng: random.Random) -> Callab
                     seen.append((entry.epoch, entry.position, numbers_of(entry)))
                     next_position = entry.position + 1
             except WalTruncatedError as error:
-                floor = stage.log(process).manifests.load().wal_floor
+                try:
+                    floor = stage.log(process).manifests.load().wal_floor
+                except StoreUnavailableError:
+                    continue
                 if floor <= next_position:
                     stage.ledger.problems.append(f"FALSE ALARM: {process.name}: {error.message}")
                 next_position = max(next_position, floor)
