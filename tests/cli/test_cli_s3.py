@@ -91,3 +91,19 @@ def test_an_option_that_is_none_is_named(headgate):
     assert ran.code == 1
     assert "aws_passwort" in ran.error["message"]
     assert SECRET not in ran.err
+
+
+def test_rows_are_put_and_read_by_flag_and_by_environment(headgate, endpoint, schema_file):
+    flags = [text for name, value in options(endpoint).items() for text in ("-o", f"{name}={value}")]
+    usual = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1"}
+    http = ("-o", "allow_http=true")
+    uri = "s3://bucket/rows"
+    headgate("create", uri, "--schema", schema_file, "--key", "id", "--shards", 2, *flags)
+
+    by_flag = headgate("put", uri, "-", "--format", "csv", *flags, "--json", stdin="id,note\n1,a\n2,b\n")
+    by_variable = headgate("put", uri, "-", "--format", "json", *http, "--json", stdin='{"id": 2, "note": "B"}\n', env=usual)
+
+    assert (by_flag.code, by_variable.code) == (0, 0), by_flag.err + by_variable.err
+    assert sorted(line["note"] for line in headgate("scan", uri, "--json", *flags).lines) == ["B", "a"]
+    assert headgate("lookup", uri, "2", "--json", *http, env=usual).lines == [{"id": 2, "note": "B"}]
+    assert headgate("sql", uri, "select count(*) as n from t", "--json", *flags).lines == [{"n": 2}]
