@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import headgate.keys as keys_module
+import headgate.keys.form as form
+import headgate.keys.newest as newest
 from headgate.keys import ByteKeys, KeyOrder, NumberKeys, newest_rows
 from headgate.schema import RowRules
 from headgate.wal.entry import Put
@@ -122,7 +123,22 @@ def test_keys_are_found_where_they_are_and_nowhere_else(data: st.DataObject) -> 
         i for i, _ in sorted(enumerate(others), key=lambda pair: (tuple(comparable(p) for p in pair[1]), pair[0]))
     ]
     if isinstance(here, ByteKeys):
-        assert keys_module._positions(here.values, keys(others).values).tolist() == here.positions(keys(others)).tolist()
+        assert form._positions(here.values, keys(others).values).tolist() == here.positions(keys(others)).tolist()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_words_never_decide_more_than_they_can(data: st.DataObject) -> None:
+    """Long keys that differ late, early, in length or by zeros only: found by words, as one by one."""
+    text = st.lists(st.sampled_from([b"\0", b"a", b"\xff", b"abcdefgh", b"same-prefix-"]), max_size=5).map(b"".join)
+    mine, others = sorted(data.draw(st.sets(text, min_size=1, max_size=25))), sorted(data.draw(st.sets(text, min_size=1, max_size=25)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(form, "_MANY", 1)
+        one, two = (ByteKeys(pa.array(some, pa.large_binary())) for some in (mine, others))
+        assert one.find(two).tolist() == [mine.index(key) if key in mine else -1 for key in others]
+        assert one.overlap(two).tolist() == [number for number, key in enumerate(mine) if key in others]
+        half = one.part(len(mine) // 2, len(mine))
+        assert half.find(two).tolist() == [mine[len(mine) // 2 :].index(key) if key in mine[len(mine) // 2 :] else -1 for key in others]
 
 
 def test_rows_that_ascend_are_not_copied() -> None:
@@ -168,7 +184,7 @@ def test_rows_written_before_a_change_of_the_schema_are_read_by_field_id() -> No
 
 
 def test_more_text_than_one_array_holds_is_taken_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys_module, "_TAKE_BYTES_MAX", 64)
+    monkeypatch.setattr(newest, "_TAKE_BYTES_MAX", 64)
     rules = rules_of(pa.int64(), value=pa.string())
     got = newest_rows([put(rules, [(i,) for i in range(50, 0, -1)], [f"text {i}" for i in range(50)])], rules)
     assert got.rows.column("v").num_chunks > 1
@@ -176,13 +192,13 @@ def test_more_text_than_one_array_holds_is_taken_in_pieces(monkeypatch: pytest.M
 
 
 def test_two_small_columns_are_one_number_and_others_are_bytes() -> None:
-    def form(*kinds: pa.DataType) -> type:
+    def made_of(*kinds: pa.DataType) -> type:
         return type(KeyOrder(rules_of(*kinds)).none())
 
-    assert form(pa.int32(), pa.int32()) is NumberKeys
-    assert form(pa.int64(), pa.bool_()) is ByteKeys
-    assert form(pa.int64()) is form(pa.uint64()) is form(pa.timestamp("ns")) is NumberKeys
-    assert form(pa.decimal128(5, 2)) is form(pa.string()) is ByteKeys
+    assert made_of(pa.int32(), pa.int32()) is NumberKeys
+    assert made_of(pa.int64(), pa.bool_()) is ByteKeys
+    assert made_of(pa.int64()) is made_of(pa.uint64()) is made_of(pa.timestamp("ns")) is NumberKeys
+    assert made_of(pa.decimal128(5, 2)) is made_of(pa.string()) is ByteKeys
 
 
 def test_decimals_are_ordered_by_value() -> None:

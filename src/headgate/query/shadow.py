@@ -28,6 +28,7 @@ _DENSE = 8
 _DENSE_MAX = 1 << 28
 _RANGE_ROWS = 1 << 21
 _ADDED_MAX = 4
+_SEARCHES_MAX = 8
 
 
 @dataclass(frozen=True)
@@ -150,15 +151,15 @@ def shadowed(pieces: Sequence[Keys]) -> list[Offsets]:
     hidden = [np.zeros(0, np.int64) for _ in pieces]
     if _by_address(pieces, hidden):
         return hidden
-    newer: list[Keys] = []  # each larger than all after it: few searches for each piece, and few merges for each key
+    newer: list[Keys] = []
     for number in reversed(range(len(pieces))):
         piece = pieces[number]
         if newer:
             hidden[number] = np.concatenate([piece.overlap(keys) for keys in newer])
         if number:
-            while newer and len(newer[-1]) <= len(piece):
-                piece = _union(newer.pop(), piece)
             newer.append(piece)
+            while len(newer) > _SEARCHES_MAX and len(newer[-2]) <= 2 * len(newer[-1]):  # few searches for each, and few merges
+                newer[-2:] = [_union(newer[-2], newer[-1])]
     return hidden
 
 
