@@ -14,38 +14,30 @@ the driver has read is what a client could have relied on. In the end the log (w
 included) must hold every acknowledged put at the place that its receipt named, none twice, the
 numbers of every thread in order, every producer's sequences without a gap, each put whole; and
 the tailer must have seen exactly that.
-
-The driver has no threads of its own: it forks its processes, warm, from itself.
 """
 
 from __future__ import annotations
 
 import argparse
-import heapq
 import os
-import random
-import selectors
-import signal
 import sys
 import tempfile
 import time
-import traceback
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # no threads before the forks
 
+from torture_driver import Child, Figures, Processes, spelled
 from torture_processes import (
     PER_PRODUCER,
     PER_THREAD,
     PLANTS,
     PRODUCERS,
     RECORD,
-    STUCK_SECONDS,
     check,
     collect,
     create,
@@ -59,35 +51,14 @@ WRITERS_MAX = 3
 
 
 @dataclass
-class Child:
-    pid: int
-    kind: str
-    name: int
-    pipe: int
-    output: Path
-    buffer: bytes = b""
-    opened: bool = False
-    stopped: bool = False
-    killed: bool = False
-
-
-@dataclass
-class Figures:
-    kills: Counter[str] = field(default_factory=Counter)
-    stalls: Counter[str] = field(default_factory=Counter)
-    ends: Counter[str] = field(default_factory=Counter)
+class LogFigures(Figures):
     takeovers: int = 0
     acks: int = 0
     duplicates: int = 0
     entries: int = 0
     collected: int = 0
-    seconds: float = 0.0
-    violations: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        def spelled(counts: Counter[str]) -> str:
-            return f"{counts.total()} ({', '.join(f'{what} {n}' for what, n in sorted(counts.items()))})"
-
         return (
             f"kills {spelled(self.kills)} · stalls {spelled(self.stalls)} · takeovers {self.takeovers} · "
             f"acks {self.acks}, {self.duplicates} of them of retries · entries {self.entries}, {self.collected} collected · "
@@ -95,49 +66,18 @@ class Figures:
         )
 
 
-class Driver:
+class Driver(Processes):
     def __init__(self, folder: Path, *, kills: int, stalls: int, seed: int, plant: str | None = None) -> None:
-        self.folder, self.kills, self.stalls, self.seed = folder, kills, stalls, seed
-        self.plant = PLANTS[plant] if plant else None
-        self.chance = random.Random(seed)
+        super().__init__(folder, seed=seed, plant=PLANTS[plant] if plant else None)
+        self.kills, self.stalls = kills, stalls
         self.uri = str(folder / "table")
-        self.children: dict[int, Child] = {}
-        self.selector = selectors.DefaultSelector()
-        self.wakes: list[tuple[float, int]] = []
-        self.figures = Figures()
+        self.figures: LogFigures = LogFigures()
         self.acks: dict[int, tuple[int, int]] = {}
         self.duplicates: dict[int, tuple[int, int]] = {}
         self.next_sequence = dict.fromkeys(PRODUCERS, 0)
-        self.names = 0
         self.tailed, self.archive = folder / "tailed", folder / "archive"
 
     # -- processes
-
-    def start(self, kind: str, run: Callable[[int], None]) -> Child:
-        self.names += 1
-        output = self.folder / f"{kind}-{self.names}.log"
-        reader, pipe = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                os.close(reader)
-                log = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
-                os.dup2(log, 1)
-                os.dup2(log, 2)
-                if self.plant is not None:
-                    self.plant()
-                run(pipe)
-                code = 0
-            except BaseException:
-                os.write(2, traceback.format_exc().encode())
-            finally:
-                os._exit(code)
-        os.close(pipe)
-        child = Child(pid, kind, self.names, reader, output)
-        self.children[pid] = child
-        self.selector.register(reader, selectors.EVENT_READ, child)
-        return child
 
     def start_writer(self, *, puts_max: int | None = None, producers: bool | None = None) -> Child:
         chance = self.chance
@@ -146,52 +86,8 @@ class Driver:
         seed, name, uri = chance.getrandbits(40), self.names + 1, self.uri
         return self.start("writer", lambda pipe: write(uri, name, seed, starts, count, pipe))
 
-    def signal(self, child: Child, number: signal.Signals) -> None:
-        os.kill(child.pid, number)  # not yet reaped, so still its own
-
-    def kill(self, child: Child) -> None:
-        child.killed = True
-        self.figures.kills[child.kind] += 1
-        self.signal(child, signal.SIGKILL)
-
-    def stall(self, child: Child) -> None:
-        child.stopped = True
-        self.figures.stalls[child.kind] += 1
-        self.signal(child, signal.SIGSTOP)
-        seconds = self.chance.choice([0.002, 0.02, 0.1, 0.4]) * self.chance.random()
-        heapq.heappush(self.wakes, (time.monotonic() + seconds, child.pid))
-
-    def wake(self, now: float = float("inf")) -> None:
-        while self.wakes and self.wakes[0][0] <= now:
-            child = self.children.get(heapq.heappop(self.wakes)[1])
-            if child is not None:
-                child.stopped = False
-                self.signal(child, signal.SIGCONT)
-
-    def pump(self, seconds: float) -> None:
-        """Listen for so long."""
-        deadline = time.monotonic() + seconds
-        while True:
-            now = time.monotonic()
-            self.wake(now)
-            until = min(deadline, self.wakes[0][0] if self.wakes else deadline)
-            for key, _ in self.selector.select(max(0.0, until - now)):
-                self.read(key.data)
-            if time.monotonic() >= deadline:
-                return
-
-    def read(self, child: Child) -> None:
-        data = os.read(child.pipe, 1 << 16)
-        if not data:
-            self.selector.unregister(child.pipe)
-            os.close(child.pipe)
-            _, status = os.waitpid(child.pid, 0)
-            del self.children[child.pid]
-            self.end(child, os.waitstatus_to_exitcode(status))
-            return
-        data = child.buffer + data
+    def told(self, child: Child, data: bytes) -> int:
         whole = len(data) - len(data) % RECORD.size
-        child.buffer = data[whole:]
         for kind, _, number, epoch, position in RECORD.iter_unpack(data[:whole]):
             if kind in b"AD":
                 self.acknowledged(kind, number, (epoch, position))
@@ -199,6 +95,7 @@ class Driver:
                 self.figures.ends[{b"O": "opened", b"F": "fenced", b"C": "closed", b"K": "refused"}[kind]] += 1
                 self.figures.takeovers += kind == b"O"
                 child.opened |= kind == b"O"
+        return whole
 
     def acknowledged(self, kind: bytes, number: int, place: tuple[int, int]) -> None:
         self.figures.acks += 1
@@ -217,21 +114,8 @@ class Driver:
     def end(self, child: Child, code: int) -> None:
         if child.kind == "tailer" and not child.killed:
             self.figures.violations.append(f"the tailer ended ({code}): {child.output.read_text()[-1500:]}")
-        elif code != 0 and not (child.killed and code == -signal.SIGKILL):
-            self.figures.violations.append(f"{child.kind} {child.name} failed ({code}): {child.output.read_text()[-1500:]}")
-        elif child.output.exists() and not child.output.stat().st_size:
-            child.output.unlink()
-
-    def alive(self, kind: str) -> list[Child]:
-        return [child for child in self.children.values() if child.kind == kind and not child.killed]
-
-    def wait_for(self, what: str, done: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + STUCK_SECONDS
-        while not done():
-            if time.monotonic() > deadline:
-                self.figures.violations.append(f"stuck: {what}")
-                return
-            self.pump(0.01)
+        else:
+            super().end(child, code)
 
     # -- the run
 
@@ -242,10 +126,7 @@ class Driver:
             self.calm()
             self.judge()
         finally:
-            for child in list(self.children.values()):
-                child.killed = True
-                self.signal(child, signal.SIGKILL)
-            self.wait_for("processes that were killed", lambda: not self.children)
+            self.kill_all()
         self.figures.seconds = time.monotonic() - began
         return self.figures
 

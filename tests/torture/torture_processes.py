@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from torture_driver import STUCK_SECONDS
 
 import headgate as hg
 from headgate.wal import appender, fence
@@ -27,7 +28,6 @@ PER_PRODUCER, PER_WRITER, PER_THREAD = 10**13, 10**6, 10**5
 """Number of a put: producer and sequence, or writer, thread and count."""
 RECORD = struct.Struct("<cxxxiqqq")
 """What a writer tells: kind, thread, number, epoch, position."""
-STUCK_SECONDS = 90.0
 
 
 def payload(number: int) -> bytes:
