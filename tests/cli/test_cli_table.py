@@ -225,7 +225,22 @@ def test_help_lists_the_commands(headgate):
     ran = headgate("--help")
 
     assert ran.code == 0
-    for command in ("create", "put", "scan", "sql", "lookup", "status", "tail", "verify", "trim", "columns", "demo"):
+    for command in (
+        "create",
+        "put",
+        "scan",
+        "sql",
+        "lookup",
+        "status",
+        "tail",
+        "verify",
+        "trim",
+        "compact",
+        "gc",
+        "columns",
+        "checkpoint",
+        "demo",
+    ):
         assert f"\n  {command} " in ran.out
         assert headgate(command, "-h").code == 0
 

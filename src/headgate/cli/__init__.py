@@ -16,5 +16,6 @@
 | read | scan, sql, lookup |
 | columns | columns add, drop, rename, widen |
 | log | tail, trim |
+| life | compact, gc, checkpoint create, list, refresh, drop |
 | demo, demo_worker | the demonstration, and the processes it runs |
 """

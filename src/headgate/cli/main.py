@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import headgate as hg
-from headgate.cli import columns, demo, log, put, read, simulate, table
+from headgate.cli import columns, demo, life, log, put, read, simulate, table
 from headgate.cli.command import Command
 
 app = typer.Typer(
@@ -46,11 +46,14 @@ for _run in (
     log.tail,
     table.verify,
     log.trim,
+    life.compact,
+    life.gc,
     demo.demo,
     simulate.simulate,
 ):
     app.command(cls=Command)(_run)
 app.add_typer(columns.app, name="columns")
+app.add_typer(life.checkpoint_app, name="checkpoint")
 
 
 def main() -> None:
