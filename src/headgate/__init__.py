@@ -1,5 +1,6 @@
 """Durable, low-latency, fenced writes into columnar tables on object storage."""
 
+from headgate.checkpoint import Checkpoint
 from headgate.config import ShardWriterConfig
 from headgate.errors import (
     AlreadyExistsError,
@@ -27,8 +28,11 @@ from headgate.errors import (
     WriterPoisonedError,
 )
 from headgate.indexes import scalar_index, text_index, vector_index
+from headgate.life.compact import CompactionReport
+from headgate.life.gc import GcReport
 from headgate.life.status import RunInfo, ShardStatus, SliceInfo, TableStatus
 from headgate.life.verify import Problem, VerifyReport
+from headgate.memtable import MemTableStats
 from headgate.query.scan import Scan
 from headgate.shard import Shard
 from headgate.sharding import bucket, identity, unsharded
@@ -48,14 +52,18 @@ __all__ = [
     "AlreadyExistsError",
     "BackpressureStats",
     "BackpressureTimeoutError",
+    "Checkpoint",
     "ClosedError",
     "CommitConflictError",
+    "CompactionReport",
     "CorruptEntryError",
     "DataLossError",
     "Entry",
     "FencedError",
+    "GcReport",
     "HeadgateError",
     "InvalidInputError",
+    "MemTableStats",
     "NotFoundError",
     "OutOfSequenceError",
     "OutcomeUnknownError",
