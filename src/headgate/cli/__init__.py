@@ -8,7 +8,7 @@
 | output | documents for machines, text for people |
 | rows | rows as JSON values, as one line, and as a table |
 | values | texts and JSON values as a column's values |
-| files | rows from files and into files |
+| files, export | rows from files, and into files |
 | type_names | column types as text, and back |
 | schema_file | a schema from a file |
 | table | create, status, verify |

@@ -12,7 +12,8 @@ import pyarrow as pa
 import typer
 
 import headgate as hg
-from headgate.cli.files import format_of, write_file
+from headgate.cli.export import write_file
+from headgate.cli.files import format_of
 from headgate.cli.options import AsJson, StorageOptions, Uri, WalOptions, WalUri, open_table
 from headgate.cli.output import print_json, progress, screen
 from headgate.cli.rows import json_rows, json_text, print_rows
