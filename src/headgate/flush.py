@@ -75,7 +75,7 @@ class Generations:
         self._stopping = False
         self._epoch = 0
         self._generation = 1
-        self._flushed_count = self._failures = 0
+        self._flushed_count = self._failures = self._copied_bytes = 0
         self._replayed_entries = self._replayed_rows = 0
         self._schema: pa.Schema | None = None
         self._highest_field = 0  # of all columns that replayed rows have
@@ -159,7 +159,9 @@ class Generations:
         """Tell the pipeline what is held: puts wait when it is too much, or in too many MemTables."""
         if self._pipeline is not None:
             crowded = len(self._tables) - 1 > self._config.max_pending_generations
-            self._pipeline.retain(sum(memtable.bytes for memtable in self._tables), crowded=crowded)
+            # What is being flushed counts thrice: its rows, the sorted copy of them, and what the files' writer makes of that.
+            held = sum(memtable.bytes for memtable in self._tables) + self._copied_bytes
+            self._pipeline.retain(held, crowded=crowded)
 
     def make_room(self) -> None:
         """Under the lock, for a put that finds none: if nothing is on its way out, see that something is (M02)."""
@@ -215,6 +217,8 @@ class Generations:
             if self._stopping or pipeline.failure is not None:
                 return False
             memtable = self._tables[0]
+            self._copied_bytes = 2 * memtable.bytes
+            self._account()
         try:
             self._flush_until_done(memtable)
         except (FencedError, ClosedError, WriterPoisonedError) as error:
@@ -224,7 +228,7 @@ class Generations:
             pipeline.fail(self._poison(error))
             return False
         with self.lock:
-            self._tables = self._tables[1:]
+            self._tables, self._copied_bytes = self._tables[1:], 0
             self._flushed_count += 1
             self._account()
             self._flushed.notify_all()

@@ -38,6 +38,8 @@ class LanceColumnar(Columnar):
     parallel_reads = 4
 
     def __init__(self, place: Location, *, fsync: bool = True) -> None:
+        import lance  # noqa: F401  # now, and not in the middle of the first flush: it takes a moment, and memory
+
         self._place, self._fsync = place, fsync
         self._options = dict(place.options) or None
 

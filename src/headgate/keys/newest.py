@@ -16,6 +16,7 @@ from headgate.keys.order import KeyOrder, whole_column
 from headgate.schema import RowRules, as_now
 from headgate.wal.entry import Put
 
+_PIECE_ROWS_LEAST = 1 << 12
 _TAKE_BYTES_MAX = 1 << 30  # text columns count their bytes in 31 bits
 
 
@@ -49,14 +50,38 @@ class RunRows:
 
     def batches(self, batch_rows: int) -> Iterator[pa.RecordBatch]:
         """The same, a batch at a time: thousands of small puts become few batches, and no second copy of all is held."""
-        if self._order is None or self._all.nbytes > _TAKE_BYTES_MAX:
-            rows = self.rows
+        if self._order is None:
+            rows = self._all
             for start in range(0, rows.num_rows, batch_rows):
                 yield from rows.slice(start, batch_rows).combine_chunks().to_batches()
             return
-        whole = self._all.combine_chunks()
+        pieces = self._all.to_batches()
+        if len(pieces) * _PIECE_ROWS_LEAST > self._all.num_rows:  # many small ones: one copy of all is cheaper
+            pieces = self._all.combine_chunks().to_batches()
+        starts = np.cumsum([0, *(piece.num_rows for piece in pieces)])
         for start in range(0, len(self._order), batch_rows):
-            yield from whole.take(pa.array(self._order[start : start + batch_rows])).to_batches()
+            yield _gathered(pieces, starts, self._order[start : start + batch_rows])
+
+
+def _gathered(pieces: Sequence[pa.RecordBatch], starts: Offsets, offsets: Offsets) -> pa.RecordBatch:
+    """Rows of several batches, in the order of ``offsets``, without joining the batches first."""
+    if len(pieces) == 1:
+        return pieces[0].take(pa.array(offsets))
+    which = np.searchsorted(starts, offsets, side="right") - 1
+    by_piece = np.argsort(which, kind="stable")
+    counts = np.bincount(which, minlength=len(pieces))
+    local = (offsets - starts[which])[by_piece]
+    parts, at = [], 0
+    for number in np.flatnonzero(counts):
+        count = int(counts[number])
+        parts.append(pieces[int(number)].take(pa.array(local[at : at + count])))
+        at += count
+    rows = pa.concat_batches(parts)
+    if (by_piece[1:] > by_piece[:-1]).all():
+        return rows
+    back = np.empty_like(by_piece)
+    back[by_piece] = np.arange(len(by_piece))
+    return rows.take(pa.array(back))
 
 
 def newest_rows(puts: Sequence[Put], rules: RowRules) -> RunRows:
