@@ -1,6 +1,7 @@
 """Durable, low-latency, fenced writes into columnar tables on object storage."""
 
 from headgate.checkpoint import Checkpoint
+from headgate.compact import CompactionReport
 from headgate.config import ShardWriterConfig
 from headgate.errors import (
     AlreadyExistsError,
@@ -28,7 +29,6 @@ from headgate.errors import (
     WriterPoisonedError,
 )
 from headgate.indexes import scalar_index, text_index, vector_index
-from headgate.life.compact import CompactionReport
 from headgate.life.gc import GcReport
 from headgate.life.status import RunInfo, ShardStatus, SliceInfo, TableStatus
 from headgate.life.verify import Problem, VerifyReport

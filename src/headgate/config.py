@@ -37,7 +37,8 @@ class ShardWriterConfig:
         put_timeout: how long ``put`` blocks; None: as long as it takes.
         fsync: on a local disk, sync before acknowledging. False: a power cut may lose acknowledged rows.
         on_bad_rows: "fail" refuses a batch with rows that cannot be taken.
-        auto_compact: compact in the background.
+        auto_compact: after flushes, merge runs in a thread of the writer, within ``max_memtable_size`` of memory.
+            Ignored in WAL-only mode.
         producer_retention: a producer unheard of for longer, and for 10,000 positions, is forgotten.
         sync_indexed_write, async_index_buffer_rows, async_index_interval: what the MemTable's indexes keep.
             Ignored in WAL-only mode.

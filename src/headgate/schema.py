@@ -312,6 +312,7 @@ def one_batch(data: Any, schema: pa.Schema, *, others: Literal["refused", "ignor
                 raise SchemaMismatchError(
                     f"the rows have a column {unknown[0]!r} that the table has not", hint=f"columns are {', '.join(schema.names)}"
                 )
+            _check_whole_numbers(data, schema)
             table = pa.Table.from_pylist([dict(row) for row in data], schema=schema)
         elif hasattr(data, "__arrow_c_array__") and not hasattr(data, "__arrow_c_stream__"):
             return pa.record_batch(data)
@@ -332,6 +333,18 @@ def one_batch(data: Any, schema: pa.Schema, *, others: Literal["refused", "ignor
     if len(batches) > 1:
         raise InvalidInputError(f"{table.num_rows} rows do not fit into one batch", hint="put fewer rows at a time")
     return batches[0]
+
+
+def _check_whole_numbers(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
+    """Refuse 1.5 for an integer: Arrow would take it for 1."""
+    for field in schema:
+        if types.is_integer(field.type):
+            for row in rows:
+                value = row.get(field.name)
+                if isinstance(value, float) and not value.is_integer():
+                    raise SchemaMismatchError(
+                        f"the column {field.name!r} is {field.type}, and a row has {value!r}", hint="round it, or widen the column's type"
+                    )
 
 
 def _fitted(rows: pa.RecordBatch, schema: pa.Schema, whose: str) -> pa.RecordBatch:

@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from headgate.checkpoint import Checkpoint, check_lease, listed, pin, refresh_pin, unpin
 from headgate.clock import SYSTEM_CLOCK, map_ordered
+from headgate.compact import CompactionReport, Progress, compact_shard
 from headgate.config import Duration, ShardWriterConfig
 from headgate.errors import AlreadyExistsError, InvalidInputError, NotFoundError, SchemaMismatchError
 from headgate.failpoint import failpoint
 from headgate.indexes import check_indexes
 from headgate.life.alter import with_columns, with_renamed, with_widened, without_columns
-from headgate.life.compact import CompactionReport, Progress, compact_shard
 from headgate.life.create import load_if_there, opened
 from headgate.life.gc import GcReport, collect_shard
 from headgate.life.status import RunInfo, TableStatus, shard_runs, shard_status
@@ -296,9 +296,10 @@ class Table:
             raise InvalidInputError(f"max_memory is {max_memory!r}", hint="bytes, a whole number")
         self.refresh()
         clock = self._places.clock
-        start, rules, columnar = clock.monotonic(), self._watch.rules, self._places.columnar()
+        start, columnar = clock.monotonic(), self._places.columnar()
         parts = [
-            compact_shard(shard.log, columnar, rules, max_memory=max_memory, full=full, progress=progress) for shard in self._chosen(shards)
+            compact_shard(shard.log, columnar, lambda: self._watch.latest(force=True), max_memory=max_memory, full=full, progress=progress)
+            for shard in self._chosen(shards)
         ]
         return CompactionReport.of(parts, clock.monotonic() - start)
 

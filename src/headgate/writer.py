@@ -19,6 +19,7 @@ import pyarrow as pa
 from headgate.checkpoint import Checkpoint, check_lease, pin, with_checkpoint
 from headgate.clock import Thread
 from headgate.columnar import Columnar
+from headgate.compact import compact_shard
 from headgate.config import Duration, ShardWriterConfig
 from headgate.errors import (
     ClosedError,
@@ -125,7 +126,9 @@ class ShardWriter:
             raise InvalidInputError("bad rows need a place to be kept", hint="open the writer with shard.writer()")
         if watch is not None:
             watch.refresh()  # the predecessor may have known columns that this handle has not heard of
-        self._first_rules, self._watch = rules, watch
+        self._first_rules, self._watch, self._columnar = rules, watch, columnar
+        self._compactor: Thread | None = None
+        self._compacted_at = 0
         self._log, self._config, self._clock, self._quarantine = log, config, log.clock, quarantine
         policy = RetryPolicy(retries=config.max_wal_persist_retries, base_delay=config.wal_persist_retry_base_delay)
         self._generations: Generations | None = None
@@ -502,7 +505,8 @@ class ShardWriter:
     def threads_alive(self) -> int:
         """How many threads of this writer still run; none after ``close``."""
         flushing = self._generations is not None and self._generations.thread_alive()
-        return self._pipeline.threads_alive() + self._keeper.is_alive() + flushing
+        compacting = self._compactor is not None and self._compactor.is_alive()
+        return self._pipeline.threads_alive() + self._keeper.is_alive() + flushing + compacting
 
     def index_stats(self) -> FreshIndexStats:
         """How far the words of fresh rows are made, for text searches."""
@@ -593,6 +597,7 @@ class ShardWriter:
                 return
             if self._generations is not None:
                 self._generations.freeze_if_old()
+                self._compact_if_wanted()
             if self._watch is not None:
                 self._look_at_the_table(self._watch)
             now, position = self._clock.monotonic(), self._pipeline.acknowledged_position + 1
@@ -611,6 +616,23 @@ class ShardWriter:
                 except HeadgateError as error:  # a record is a safeguard: the next one makes up for it
                     logger.warning("shard %s: progress could not be recorded, trying again later: %s", self.shard, error.message)
                 last_record = now
+
+    def _compact_if_wanted(self) -> None:
+        """``auto_compact``: one compaction at a time, in a thread of its own, whenever there is something to gain."""
+        columnar, compactor = self._columnar, self._compactor
+        if not self._config.auto_compact or columnar is None or (compactor is not None and compactor.is_alive()):
+            return
+        flushed = self._generations.stats().flushed if self._generations is not None else 0
+        if flushed == self._compacted_at:
+            return
+        self._compacted_at = flushed
+        self._compactor = self._clock.spawn(lambda: self._compact(columnar), name=f"headgate-compact-{self.shard}")
+
+    def _compact(self, columnar: Columnar) -> None:
+        try:
+            compact_shard(self._log, columnar, lambda: self._rules_for(1), max_memory=self._config.max_memtable_size)
+        except HeadgateError as error:  # it is a convenience: the next one makes up for it
+            logger.warning("shard %s: compaction failed, trying again after the next flush: %s", self.shard, error.message)
 
     def _look_at_the_table(self, watch: SchemaWatch) -> None:
         """Learn of columns that others have changed."""
@@ -652,6 +674,8 @@ class ShardWriter:
                 self._generations.stop(None)
             if self._indexes is not None:
                 self._indexes.stop()
+            if self._compactor is not None:
+                self._compactor.join()
         failpoint("close.drained")
         self._record(clean=True)
 

@@ -25,6 +25,8 @@ ORDER = [
     "run",
     "view",
     "checkpoint",
+    "merge",
+    "compact",
     "query",
     "flush",
     "writer",

@@ -50,12 +50,17 @@ class LanceColumnar(Columnar):
         import lance
 
         rows = 0
+        failure: Exception | None = None
 
         def counted() -> Iterator[pa.RecordBatch]:
-            nonlocal rows
-            for batch in batches:
-                rows += batch.num_rows
-                yield batch
+            nonlocal rows, failure
+            try:
+                for batch in batches:
+                    rows += batch.num_rows
+                    yield batch
+            except Exception as error:  # Lance would tell it as its own: whoever gave us the rows should hear what he said
+                failure = error
+                raise
 
         reader = pa.RecordBatchReader.from_batches(schema, counted())
         try:
@@ -68,7 +73,11 @@ class LanceColumnar(Columnar):
                 storage_options=self._options,
                 data_storage_version=_storage_version(schema),
             )
-        except OSError as error:
+        except Exception as error:
+            if failure is not None:
+                raise failure from None
+            if not isinstance(error, OSError):
+                raise
             raise StoreUnavailableError(f"{path} could not be written: {_told(error)}", object=path) from error
         size = sum(file.file_size_bytes or 0 for fragment in dataset.get_fragments() for file in fragment.data_files())
         if self._place.scheme == "file" and self._fsync:

@@ -95,7 +95,8 @@ class Scan:
     def to_polars(self) -> Any:
         import polars
 
-        return polars.from_arrow(self.to_arrow())
+        # polars cannot read vectors with nulls that are cut out of a longer array; joined, they stand alone.
+        return polars.from_arrow(_unsliced(self.to_arrow()))
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         reader = pa.RecordBatchReader.from_batches(self.schema, self.to_batches())
@@ -233,3 +234,13 @@ def _reloaded(load: Load, before: Sequence[ReadView], error: ObjectMissingError)
         if named and (view.shard, view.version) in old:
             raise DataLossError(f"{error.object} is missing, and shard {view.shard} names it", object=error.object) from error
     return views
+
+
+def _unsliced(table: pa.Table) -> pa.Table:
+    columns = []
+    for column in table.columns:
+        if pa.types.is_fixed_size_list(column.type):
+            whole = pa.concat_arrays([*column.chunks, pa.array([], column.type)])
+            column = pa.chunked_array([whole.take(pa.array(range(len(whole)), pa.int64())) if whole.offset else whole])
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=table.schema)

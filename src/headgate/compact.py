@@ -21,11 +21,11 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.columnar import Columnar
-from headgate.errors import CommitConflictError
+from headgate.errors import CommitConflictError, DataLossError, ObjectMissingError
 from headgate.failpoint import failpoint
 from headgate.keys import Bools, KeyOrder, Keys
-from headgate.life.merge import Merged, RunMerger
 from headgate.manifest.model import AttemptRecord, ReplacedRun, RunRecord, ShardManifest, SliceRecord
+from headgate.merge import Merged, RunMerger
 from headgate.run import DELETED, OpenRun
 from headgate.schema import RowRules
 from headgate.wal.log import ShardLog
@@ -93,7 +93,7 @@ def pick(runs: Sequence[RunRecord], cursor: int, *, full: bool) -> tuple[int, in
 def compact_shard(
     log: ShardLog,
     columnar: Columnar,
-    rules: RowRules,
+    rules: RowRules | Callable[[], RowRules],
     *,
     max_memory: int,
     full: bool = False,
@@ -101,6 +101,9 @@ def compact_shard(
     slice_rows: int = SLICE_ROWS,
 ) -> CompactionReport:
     """Merge runs of one shard until there is nothing left to gain.
+
+    Args:
+        rules: the table's columns; if they may change, how to look them up.
 
     Raises:
         CommitConflictError: another compactor was faster, every time.
@@ -115,9 +118,17 @@ def compact_shard(
             break
         try:
             inputs = manifest.runs[chosen[0] : chosen[1]]
-            made, kept_slices = _compact_once(log, columnar, rules, inputs, chosen[0] == 0, max_memory, progress, slice_rows)
+            # The columns are looked up after the runs are known: whoever wrote a run knew no newer ones. The other way
+            # round a column that was added in between would be dropped, with its values.
+            known = rules() if callable(rules) else rules
+            made, kept_slices = _compact_once(log, columnar, known, inputs, chosen[0] == 0, max_memory, progress, slice_rows)
         except CommitConflictError:
             continue  # what we merged was merged by somebody else meanwhile; look again
+        except ObjectMissingError as error:
+            named = {part.path for run in log.manifests.load().runs for part in run.slices}
+            if error.object in named:
+                raise DataLossError(f"{error.object} is missing, and the manifest names it", object=error.object) from error
+            continue  # merged by somebody else, and collected
         read += sum(run.rows for run in inputs)
         written += made.rows - kept_slices.rows
         size += made.bytes - kept_slices.bytes
@@ -156,6 +167,7 @@ def _compact_once(
         runs = [OpenRun(record, columnar) for record in inputs]
         folder = f"shards/{log.shard}-{log.table_id}/runs/{attempt}-{log.clock.token()}"
         writer = _RunWriter(log, columnar, rules, folder, sum(run.rows for run in inputs), progress, slice_rows)
+        writer.on_slice = _Renewal(log, attempt).renew
         untouched = _untouched(runs, rules) if with_oldest else None
         writer.write(runs, untouched, drop_tombstones=with_oldest, batch_rows=_batch_rows(runs, max_memory))
         failpoint("compact.written")
@@ -175,6 +187,27 @@ def _compact_once(
         raise
     failpoint("compact.committed")
     return made, writer.kept
+
+
+class _Renewal:
+    """Keeps the lease of a long compaction from ending under it."""
+
+    def __init__(self, log: ShardLog, attempt: str) -> None:
+        self._log, self._attempt, self._renewed = log, attempt, log.clock.monotonic()
+
+    def renew(self) -> None:
+        clock = self._log.clock
+        if clock.monotonic() - self._renewed < LEASE_SECONDS / 4:
+            return
+        lease = AttemptRecord(owner="compaction", expires_at=clock.now() + LEASE_SECONDS)
+
+        def change(manifest: ShardManifest) -> ShardManifest:
+            if self._attempt not in manifest.attempts:
+                raise CommitConflictError(f"shard {self._log.shard}: the lease of this compaction is over", hint="compact again")
+            return manifest.but(attempts={**manifest.attempts, self._attempt: lease})
+
+        self._log.manifests.commit(change)
+        self._renewed = clock.monotonic()
 
 
 def _withdraw(log: ShardLog, attempt: str) -> None:
@@ -264,6 +297,7 @@ class _RunWriter:
         self._log, self._columnar, self._rules, self._folder = log, columnar, rules, folder
         self._total, self._done, self._progress, self._slice_rows = total, 0, progress, slice_rows
         self.slices: list[SliceRecord] = []
+        self.on_slice: Callable[[], None] = lambda: None
         self.tombstones = self._written = 0
         self.kept = _Kept()
 
@@ -304,6 +338,7 @@ class _RunWriter:
             path = f"{self._folder}/{self._written:05d}.lance"
             self._written += 1
             self.slices.append(self._columnar.write(path, schema, source.up_to(self._slice_rows)))
+            self.on_slice()
             failpoint("compact.slice")
 
     def _note(self, rows: int, deleted: Bools | None) -> None:
