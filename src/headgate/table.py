@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -140,10 +140,14 @@ class Table:
         return [run for shard in self.shards for run in shard_runs(shard.log, self.uri)]
 
     def verify(self, deep: bool = False) -> VerifyReport:
-        """Walk every shard's log and say what is wrong where. ``deep`` also reads and checks every entry that is left."""
-        return VerifyReport.of([verify_shard(shard.log, deep=deep) for shard in self.shards])
+        """Walk every shard's log, look at every run, and say what is wrong where. Writes nothing.
 
-    # -- its rows
+        Args:
+            deep: read every entry that is left and every key of every run, too.
+        """
+        self.refresh()
+        columnar, rules = self._places.columnar(), self._watch.rules
+        return VerifyReport.of([verify_shard(shard.log, deep=deep, columnar=columnar, rules=rules) for shard in self.shards])
 
     def writer(self, config: ShardWriterConfig | None = None, shards: Sequence[str] | None = None) -> TableWriter:
         """Claim the table for writing. This writes, and fences whoever wrote before.
@@ -298,7 +302,7 @@ class Table:
         clock = self._places.clock
         start, columnar = clock.monotonic(), self._places.columnar()
         parts = [
-            compact_shard(shard.log, columnar, lambda: self._watch.latest(force=True), max_memory=max_memory, full=full, progress=progress)
+            compact_shard(shard.log, columnar, partial(self._watch.latest, force=True), max_memory=max_memory, full=full, progress=progress)
             for shard in self._chosen(shards)
         ]
         return CompactionReport.of(parts, clock.monotonic() - start)

@@ -9,8 +9,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from headgate.columnar import Columnar
 from headgate.errors import HeadgateError
+from headgate.keys import KeyOrder
 from headgate.manifest import ShardManifest
+from headgate.run import DELETED, OpenRun
+from headgate.schema import RowRules, as_now
 from headgate.wal.entry import SEAL_BYTES
 from headgate.wal.log import ShardLog
 from headgate.wal.loss import evidence_of_loss
@@ -48,11 +52,12 @@ class VerifyReport:
         return cls(not problems, problems, dict(counts))
 
 
-def verify_shard(log: ShardLog, *, deep: bool) -> VerifyReport:
-    """Check one shard's manifest, marker, chain and seals.
+def verify_shard(log: ShardLog, *, deep: bool, columnar: Columnar | None = None, rules: RowRules | None = None) -> VerifyReport:
+    """Check one shard's manifest, marker, chain and seals, and its runs if it is told how to open them.
 
-    Shallow: from the cursor to the tip, every entry read and its checksum checked. ``deep``:
-    from the first entry that is left. A log that is trimmed or collected meanwhile is read again.
+    Shallow: from the cursor to the tip, every entry read and its checksum checked; every slice of a run
+    is there, with as many rows as the manifest says. ``deep``: from the first entry that is left; every
+    key of every run read, and its order checked. What is trimmed, merged or collected meanwhile is read again.
     """
     for attempt in range(_ATTEMPTS_MAX):
         problems: list[Problem] = []
@@ -61,12 +66,15 @@ def verify_shard(log: ShardLog, *, deep: bool) -> VerifyReport:
         try:
             before = log.manifests.load()
             _verify_chain(log, before, deep, problems, counts)
+            if columnar is not None and rules is not None:
+                _verify_runs(log, before, columnar, rules, deep, problems, counts)
         except HeadgateError as error:
             problems.append(_problem(log, error))
         if not problems or before is None or attempt == _ATTEMPTS_MAX - 1:
             break
         now = log.manifests.load()
-        if now.cursor == before.cursor and now.wal_floor == before.wal_floor and now.wal.id == before.wal.id:
+        unmoved = now.cursor == before.cursor and now.wal_floor == before.wal_floor and now.wal.id == before.wal.id
+        if unmoved and [run.id for run in now.runs] == [run.id for run in before.runs]:
             break
     return VerifyReport(not problems, tuple(problems), dict(counts))
 
@@ -101,6 +109,53 @@ def _verify_chain(log: ShardLog, manifest: ShardManifest, deep: bool, problems: 
             point = point.past_seal() if entry.is_seal else point.past_data()
     finally:
         reader.close()
+
+
+def _verify_runs(
+    log: ShardLog,
+    manifest: ShardManifest,
+    columnar: Columnar,
+    rules: RowRules,
+    deep: bool,
+    problems: list[Problem],
+    counts: Counter[str],
+) -> None:
+    """Every run is what the manifest says: all its slices, all its rows, its keys in order and each once."""
+    for record in manifest.runs:
+        counts["runs"] += 1
+        run = OpenRun(record, columnar)
+        try:
+            for part, opened in zip(record.slices, run.slices, strict=True):
+                counts["run_rows"] += opened.num_rows
+                if opened.num_rows != part.rows:
+                    message = f"has {opened.num_rows} rows, and the manifest says {part.rows}"
+                    problems.append(Problem(log.shard, "RowsMissing", part.path, message))
+            if deep:
+                _verify_rows(log, run, rules, problems)
+        except HeadgateError as error:
+            problems.append(_problem(log, error))
+
+
+def _verify_rows(log: ShardLog, run: OpenRun, rules: RowRules, problems: list[Problem]) -> None:
+    record, names = run.record, run.names
+    tombstones = 0
+    if record.tombstones:
+        for batch in run.scan([DELETED]):
+            tombstones += batch.column(0).true_count
+    if tombstones != record.tombstones:
+        message = f"has {tombstones} tombstones, and the manifest says {record.tombstones}"
+        problems.append(Problem(log.shard, "RowsChanged", record.slices[0].path, message))
+    if not rules.key:
+        return
+    order = KeyOrder(rules)
+    columns = [names[rules.field_ids[rules.schema.get_field_index(name)]] for name in rules.key]
+    last = order.none()
+    for batch in run.scan(columns):
+        keys = order.of(as_now(batch, names, rules, rules.key))
+        if not last.joined(keys).is_ascending():
+            problems.append(Problem(log.shard, "OutOfOrder", record.slices[0].path, "a key is there twice, or out of order"))
+            return
+        last = keys.part(len(keys) - 1, len(keys)).owned()
 
 
 def _verify_seals(log: ShardLog, manifest: ShardManifest, problems: list[Problem], counts: Counter[str]) -> None:
