@@ -38,7 +38,7 @@ _SEPARATORS = bytes(byte for byte in range(128) if not chr(byte).isalnum())
 _LOWER = bytes(range(256)).lower()
 _IS_WORD = bytes(byte >= 128 or chr(byte).isalnum() for byte in range(256))
 _PIECE_BYTES = 64 << 20
-_NO_TERMS = pa.array([], pa.large_string())
+_NO_TERMS = pa.nulls(0, pa.large_string())  # pa.array would look for pandas, and load it
 
 
 @dataclass(frozen=True)
