@@ -3,8 +3,7 @@
 Owns: what is done, step by step, to both. Does not own: the dict (table_model.py), the questions
 (forms.py), how many steps (test_table_model.py).
 
-The table is real: its store, its threads, its flushes in the background, through the public API; only
-compaction and collection are called by their own names. Chance in a step comes from a number that
+The table is real: its store, its threads, its flushes in the background, through the public API. Chance in a step comes from a number that
 Hypothesis draws, so a failing story shrinks and replays, as far as threads allow.
 """
 
@@ -22,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import polars
 import pyarrow as pa
@@ -31,9 +31,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import headgate as hg
+import headgate.table as tables
 from headgate.failpoint import hooked
-from headgate.life.compact import compact_shard
-from headgate.life.gc import collect_shard
 from headgate.manifest.model import ShardingRule
 from headgate.sharding import split_rows
 from headgate.store import memory
@@ -98,6 +97,7 @@ def configs(draw: st.DrawFn) -> hg.ShardWriterConfig:
         max_wal_flush_interval=draw(st.sampled_from([0.0, 0.0, 0.02])),
         max_inflight=draw(st.sampled_from([4, 1])),
         durable_write=draw(st.booleans()) and draw(st.booleans()),
+        auto_compact=draw(st.booleans()),
         sync_indexed_write=draw(st.booleans()),
         async_index_buffer_rows=draw(st.sampled_from([10_000, 3])),
     )
@@ -437,16 +437,15 @@ class TableMachine(RuleBasedStateMachine):
         skip=st.integers(0, 3),
     )
     def compact(self, full: bool, slice_rows: int, die_at: str | None, skip: int) -> None:
-        for shard in self.reader.refresh().shards:
-            columnar = shard.places.columnar()
-            with self.dying(die_at, skip):
-                compact_shard(shard.log, columnar, shard.rules, max_memory=1 << 20, full=full, slice_rows=slice_rows)
+        options = tables.compact_shard.__kwdefaults__
+        assert "slice_rows" in options
+        with patch.dict(options, slice_rows=slice_rows), self.dying(die_at, skip):
+            self.reader.compact(1 << 20, full=full)
 
     @rule(sweep=st.booleans(), die_at=st.sampled_from([None, None, "gc.listed", "gc.committed", "gc.runs", "gc.manifests"]))
     def collect(self, sweep: bool, die_at: str | None) -> None:
-        for shard in self.reader.refresh().shards:
-            with self.dying(die_at, 0):
-                collect_shard(shard.log, shard.places.table_store(), dry_run=False, min_age=0.0, sweep=sweep)
+        with self.dying(die_at, 0):
+            self.reader.gc(dry_run=False, min_age=0.0, sweep=sweep)
 
     @precondition(lambda self: self.shape.sharding != "identity" and self.config.enable_memtable)
     @rule(scope=st.sampled_from(["all", "durable"]))
@@ -454,9 +453,20 @@ class TableMachine(RuleBasedStateMachine):
         if len(self.checkpoints) < 3:
             self.settle()
             name = f"checkpoint {next(_numbers)}"
-            for writer in self.open_writer().writers.values():
-                writer.checkpoint(name, scope)
+            if scope == "all":
+                self.open_writer().checkpoint(name)
+            else:
+                self.reader.checkpoint(name)
             self.checkpoints[name] = self.model.rows()
+
+    @precondition(lambda self: self.checkpoints)
+    @rule(pick=st.integers(0, 2))
+    def drop_checkpoint(self, pick: int) -> None:
+        name = sorted(self.checkpoints)[pick % len(self.checkpoints)]
+        self.table.drop_checkpoint(name)
+        del self.checkpoints[name]
+        with pytest.raises(hg.NotFoundError):
+            self.reader.scan(at=name).count()
 
     # -- reading
 
@@ -518,7 +528,9 @@ class TableMachine(RuleBasedStateMachine):
                 with pytest.raises(hg.InvalidInputError):
                     writer.scan(freshness="memory").count()
             return
-        scans = [writer.scan(freshness="memory") for writer in self.writer.writers.values()]
-        found = Counter(row for scan in scans for row in tuples(scan.to_arrow()))
         right = self.model.as_tuples(self.model.rows())
-        assert found == right, f"memory: missing {right - found}, too much {found - right}"
+        by_shard = [writer.scan(freshness="memory") for writer in self.writer.writers.values()]
+        by_table = [handle.scan(freshness="memory") for handle in (self.table, self.reader)]
+        for scans in (by_shard, by_table[:1], by_table[1:]):
+            found = Counter(row for scan in scans for row in tuples(scan.to_arrow()))
+            assert found == right, f"memory: missing {right - found}, too much {found - right}"
