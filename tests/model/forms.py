@@ -186,10 +186,16 @@ def _by_pandas(scan: hg.Scan) -> pa.Table:
     return pa.Table.from_pandas(frame, preserve_index=False)
 
 
+def _by_polars(scan: hg.Scan) -> pa.Table:
+    """Not vectors: polars cannot read a part of an array of them that has nulls."""
+    vectors = any(types.is_fixed_size_list(field.type) for field in scan.schema)
+    return scan.to_arrow() if vectors else scan.to_polars().to_arrow()
+
+
 OUTPUTS: list[Callable[[hg.Scan], pa.Table]] = [
     lambda scan: scan.to_arrow(),
     lambda scan: pa.Table.from_batches(scan.to_batches(), scan.schema),
     lambda scan: pa.table(scan),
-    lambda scan: scan.to_polars().to_arrow(),
+    _by_polars,
     _by_pandas,
 ]
