@@ -51,23 +51,41 @@ def check_lease(name: str | None, ttl: Duration | None) -> float | None:
     return float(seconds)
 
 
-def pin(log: ShardLog, id: str, *, name: str | None, created_at: float, expires_at: float | None, end: int | None = None) -> ShardManifest:
+def pin(
+    log: ShardLog,
+    id: str,
+    *,
+    name: str | None,
+    created_at: float,
+    expires_at: float | None,
+    end: int | None = None,
+    shards: Sequence[str] = (),
+) -> ShardManifest:
     """Pin what is durable now in one shard. Can be repeated.
 
     Args:
+        shards: all shards that get it; a shard made later is not part of it, and was empty then.
         end: past the last position that belongs to it; None: the tip as of now.
     """
     if end is None:
         end = find_tip(log)[1].position
 
     def add(manifest: ShardManifest) -> ShardManifest | None:
-        return with_checkpoint(log, manifest, id, name=name, created_at=created_at, expires_at=expires_at, end=end)
+        return with_checkpoint(log, manifest, id, name=name, created_at=created_at, expires_at=expires_at, end=end, shards=shards)
 
     return log.manifests.commit(add)
 
 
 def with_checkpoint(
-    log: ShardLog, manifest: ShardManifest, id: str, *, name: str | None, created_at: float, expires_at: float | None, end: int
+    log: ShardLog,
+    manifest: ShardManifest,
+    id: str,
+    *,
+    name: str | None,
+    created_at: float,
+    expires_at: float | None,
+    end: int,
+    shards: Sequence[str] = (),
 ) -> ShardManifest | None:
     """The manifest with one checkpoint more, of the version that it becomes."""
     if id in manifest.checkpoints:
@@ -76,7 +94,13 @@ def with_checkpoint(
         raise AlreadyExistsError(f"shard {log.shard} has a checkpoint {name!r}", hint="drop it first, or choose another name")
     cursor = manifest.cursor.position
     record = CheckpointRecord(
-        position=cursor, end=max(cursor, end), version=manifest.version + 1, name=name, created_at=created_at, expires_at=expires_at
+        position=cursor,
+        end=max(cursor, end),
+        version=manifest.version + 1,
+        name=name,
+        created_at=created_at,
+        expires_at=expires_at,
+        shards=tuple(shards),
     )
     return manifest.but(checkpoints={**manifest.checkpoints, id: record})
 
@@ -121,10 +145,29 @@ def listed(manifests: Sequence[ShardManifest]) -> list[Checkpoint]:
     for manifest in manifests:
         for id, record in manifest.checkpoints.items():
             found.setdefault(id, []).append(record)
+
+    def is_complete(rows: list[CheckpointRecord]) -> bool:
+        return len(rows) == (len(rows[0].shards) or len(manifests))
+
     return sorted(
         (
-            Checkpoint(id, rows[0].name, rows[0].created_at, rows[0].expires_at, len(rows) == len(manifests), rows[0].clone)
+            Checkpoint(id, rows[0].name, rows[0].created_at, rows[0].expires_at, is_complete(rows), rows[0].clone)
             for id, rows in found.items()
         ),
         key=lambda checkpoint: (checkpoint.created, checkpoint.id),
     )
+
+
+def shards_of_checkpoint(manifests: Sequence[ShardManifest], at: str) -> list[str]:
+    """Which shards a checkpoint of a table is read from.
+
+    Raises:
+        NotFoundError: a shard that was there then has it no more, or none has it.
+    """
+    held = {manifest.shard: found[1] for manifest in manifests if (found := find_checkpoint(manifest, at)) is not None}
+    wanted = next((record.shards for record in held.values() if record.shards), ()) or tuple(manifest.shard for manifest in manifests)
+    missing = [shard for shard in wanted if shard not in held]
+    if missing or not held:
+        where = f" in shard {missing[0]}" if held else ""
+        raise NotFoundError(f"there is no checkpoint {at!r}{where}", hint="see table.checkpoints(); leases expire")
+    return list(wanted)

@@ -27,7 +27,7 @@ from headgate.keys import Bools, KeyOrder, Keys
 from headgate.manifest.model import AttemptRecord, ReplacedRun, RunRecord, ShardManifest, SliceRecord
 from headgate.merge import Merged, RunMerger
 from headgate.run import DELETED, OpenRun
-from headgate.schema import RowRules
+from headgate.schema import RowRules, as_now
 from headgate.wal.log import ShardLog
 
 SLICE_ROWS = 1 << 20
@@ -168,7 +168,7 @@ def _compact_once(
         folder = f"shards/{log.shard}-{log.table_id}/runs/{attempt}-{log.clock.token()}"
         writer = _RunWriter(log, columnar, rules, folder, sum(run.rows for run in inputs), progress, slice_rows)
         writer.on_slice = _Renewal(log, attempt).renew
-        untouched = _untouched(runs, rules) if with_oldest else None
+        untouched = _untouched(runs, rules, slice_rows) if with_oldest else None
         writer.write(runs, untouched, drop_tombstones=with_oldest, batch_rows=_batch_rows(runs, max_memory))
         failpoint("compact.written")
         made = RunRecord(
@@ -264,24 +264,25 @@ class _Untouched:
         return self.bounds.part(2 * number, 2 * number + 1)
 
 
-def _untouched(runs: Sequence[OpenRun], rules: RowRules) -> _Untouched | None:
+def _untouched(runs: Sequence[OpenRun], rules: RowRules, slice_rows: int) -> _Untouched | None:
     """Find the slices of the oldest run that can stay as they are. None: there are none.
 
-    Only where slices can be named again as they are: same columns, no tombstones, several of them.
+    Only where slices can be named again as they are: same columns of the same types, no tombstones, several of
+    them. A slice of less than half the size is not kept: slices would only ever get more.
     """
     base, parts = runs[0], runs[0].slices
     fields = tuple(zip(rules.field_ids, rules.schema.names, strict=True))
     if len(parts) < 2 or base.record.tombstones or base.record.fields != fields or not rules.key:
         return None
-    order = KeyOrder(rules)
-    names = [base.names[rules.field_ids[rules.schema.get_field_index(name)]] for name in rules.key]
-    ends = [part.take(np.array([0, part.num_rows - 1]), names).rename_columns(list(rules.key)) for part in parts]
-    bounds = order.of(pa.Table.from_batches(ends))
-    touched = np.zeros(len(parts), np.bool_)
+    order, key = KeyOrder(rules), list(rules.key)
+    ids = [rules.field_ids[rules.schema.get_field_index(name)] for name in key]
+    edges = [part.take(np.array([0, part.num_rows - 1]), [base.names[id] for id in ids]) for part in parts]
+    bounds = order.of(pa.Table.from_batches([as_now(edge, base.names, rules, key) for edge in edges]))
+    types = rules.log_schema.types
+    touched = np.array([part.schema.types != types or part.num_rows < slice_rows // 2 for part in parts])
     for run in runs[1:]:
-        columns = [run.names[rules.field_ids[rules.schema.get_field_index(name)]] for name in rules.key]
-        for batch in run.scan(columns, batch_rows=_BATCH_ROWS_MAX):
-            keys = order.of(batch.rename_columns(list(rules.key)))
+        for batch in run.scan([run.names[id] for id in ids], batch_rows=_BATCH_ROWS_MAX):
+            keys = order.of(as_now(batch, run.names, rules, key))
             below = keys.positions(bounds)
             last = keys.find(bounds.take(np.arange(1, 2 * len(parts), 2)))
             touched |= (below[1::2] > below[0::2]) | (last >= 0)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from headgate.checkpoint import Checkpoint, check_lease, listed, pin, refresh_pin, unpin
+from headgate.checkpoint import Checkpoint, check_lease, listed, pin, refresh_pin, shards_of_checkpoint, unpin
 from headgate.clock import SYSTEM_CLOCK, map_ordered
 from headgate.compact import CompactionReport, Progress, compact_shard
 from headgate.config import Duration, ShardWriterConfig
@@ -275,6 +275,9 @@ class Table:
         def load() -> list[ReadView]:
             self._watch.latest()  # for those who read a scan again later: shards may have come
             chosen = [shard for shard in self.shards if shards is None or shard.id in shards]
+            if id is not None:
+                pinned = shards_of_checkpoint([shard.log.manifests.load() for shard in self.shards], id)
+                chosen = [shard for shard in chosen if shard.id in pinned]
             return list(map_ordered(self._places.clock, view, chosen, parallel=_VIEWS_AT_ONCE))
 
         return load
@@ -341,8 +344,9 @@ class Table:
         expires = None if seconds is None else now + seconds
         if name is not None and any(known.name == name for known in self.checkpoints()):
             raise AlreadyExistsError(f"{self.uri} has a checkpoint {name!r}", hint="drop it first, or choose another name")
-        for shard in self.shards:
-            pin(shard.log, id, name=name, created_at=now, expires_at=expires)
+        shards = self.shards
+        for shard in shards:
+            pin(shard.log, id, name=name, created_at=now, expires_at=expires, shards=[shard.id for shard in shards])
         return Checkpoint(id, name, now, expires)
 
     def checkpoints(self) -> list[Checkpoint]:
@@ -359,7 +363,8 @@ class Table:
         seconds = check_lease(None, ttl)
         expires = None if seconds is None else self._places.clock.now() + seconds
         self.refresh()
-        for shard in self.shards:
+        pinned = shards_of_checkpoint([shard.log.manifests.load() for shard in self.shards], id)
+        for shard in self._chosen(pinned):
             refresh_pin(shard.log, id, expires)
 
     def drop_checkpoint(self, id: str) -> None:

@@ -335,9 +335,16 @@ class TableWriter:
         """Pin the table as it is; each shard at its own moment. ``scope="all"``: flushed first, so it needs nothing of the log."""
         seconds = check_lease(name, ttl)
         id, now = self._clock.token(), self._clock.now()
+        shards = list(self._writers)
+        absent = [name for name in self._watch.refresh().shards if name not in shards]
+        if absent:
+            raise InvalidInputError(
+                f"this writer does not hold shard {absent[0]}",
+                hint="a checkpoint is of all shards: table.checkpoint(), or a writer of all of them",
+            )
 
         def pin_one(writer: ShardWriter) -> None:
-            writer.checkpoint(name, scope, ttl, id=id)
+            writer.checkpoint(name, scope, ttl, id=id, shards=shards)
 
         self._each("checkpoint", pin_one)
         return Checkpoint(id, name, now, None if seconds is None else now + seconds)

@@ -394,6 +394,7 @@ class ShardWriter:
         ttl: Duration | None = None,
         *,
         id: str | None = None,
+        shards: Sequence[str] = (),
     ) -> Checkpoint:
         """Pin the shard as it is.
 
@@ -410,7 +411,7 @@ class ShardWriter:
         if scope == "durable":
             with self._pipeline.lock:
                 end = self._pipeline.acknowledged_position + 1
-            pin(self._log, id, name=name, created_at=now, expires_at=expires, end=end)
+            pin(self._log, id, name=name, created_at=now, expires_at=expires, end=end, shards=shards)
             return Checkpoint(id, name, now, expires)
         self._with_memtable('scope="all"')
         self.flush()
@@ -428,7 +429,7 @@ class ShardWriter:
                 check_epoch(self._log, manifest, self.epoch)
                 # What was put since the flush stays in the log, past the cut: still replayed, and not part of this (K04).
                 end = manifest.cursor.position
-                pinned = with_checkpoint(self._log, manifest, id, name=name, created_at=now, expires_at=expires, end=end)
+                pinned = with_checkpoint(self._log, manifest, id, name=name, created_at=now, expires_at=expires, end=end, shards=shards)
                 if pinned is None or not quiet or manifest.cursor != tip:
                     return pinned
                 return pinned.but(wal=pinned.wal.but(clean_at=tip.position))

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from headgate.errors import ObjectMissingError
+from headgate.errors import DataLossError, ObjectMissingError
 from headgate.failpoint import failpoint
 from headgate.manifest.model import ShardManifest
 from headgate.store import ObjectInfo, Store
@@ -87,7 +87,8 @@ def collect_shard(log: ShardLog, table_store: Store, *, dry_run: bool, min_age: 
     committed: ShardManifest | None
     if dry_run:
         manifest = log.manifests.load()
-        committed = end_leases(manifest) or manifest
+        changed = end_leases(manifest)
+        committed = manifest if changed is None else changed.but(version=manifest.version + 1)
     else:
         committed = log.manifests.commit(end_leases)
     failpoint("gc.committed")
@@ -127,7 +128,7 @@ def collect_shard(log: ShardLog, table_store: Store, *, dry_run: bool, min_age: 
         failpoint("gc.runs")
         _delete(table_store, [info.key for info in manifests])
         failpoint("gc.manifests")
-    entries = collect_entries(log, dry_run=dry_run, sweep=sweep)
+    entries = collect_entries(log, dry_run=dry_run, sweep=sweep, planned=committed if dry_run else None)
     objects["entry"] += entries.entries
     sizes["entry"] += entries.bytes
     return GcReport(dry_run, +objects, +sizes, +held, tuple(ended))
@@ -148,9 +149,18 @@ def _still_written(attempt: str, manifest: ShardManifest) -> str | None:
 def _pinned_versions(log: ShardLog, manifest: ShardManifest) -> dict[int, ShardManifest]:
     """What checkpoints pin, read: their runs stay."""
     found: dict[int, ShardManifest] = {}
-    for record in manifest.checkpoints.values():
-        if record.version and record.version not in found:
-            found[record.version] = manifest if record.version == manifest.version else log.manifests.at(record.version)
+    for id, record in manifest.checkpoints.items():
+        if not record.version or record.version in found:
+            continue
+        if record.version == manifest.version:
+            found[record.version] = manifest
+            continue
+        try:
+            found[record.version] = log.manifests.at(record.version)
+        except ObjectMissingError as error:
+            if id in log.manifests.load().checkpoints:
+                raise DataLossError(f"{error.object} is missing, and checkpoint {id} pins it", object=error.object) from error
+            # dropped since, and another collection was faster: it holds nothing any more
     return found
 
 

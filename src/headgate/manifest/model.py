@@ -179,6 +179,8 @@ class CheckpointRecord(Hold):
     """None: it stays until it is dropped."""
     clone: str | None = None
     """The URI of the clone that it stands for."""
+    shards: tuple[str, ...] = ()
+    """The shards that the table had then; empty: of this shard alone."""
 
 
 class AttemptRecord(Record):

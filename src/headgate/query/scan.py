@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from headgate.columnar.base import rows_without_columns
 from headgate.columnar.expression import Filter
-from headgate.errors import DataLossError, InvalidInputError, ObjectMissingError, SnapshotExpiredError
+from headgate.errors import DataLossError, InvalidInputError, NotFoundError, ObjectMissingError, SnapshotExpiredError
 from headgate.query.shadow import KEY_BUDGET_BYTES
 from headgate.query.sources import Source, sources_of
 from headgate.schema import RowRules
@@ -227,7 +227,10 @@ def streamed(load: Load, read: Callable[[Sequence[ReadView]], Iterator[pa.Record
 
 def _reloaded(load: Load, before: Sequence[ReadView], error: ObjectMissingError) -> Sequence[ReadView]:
     """Newer views. If the newest manifest still names what is missing, it was not collected: it is lost."""
-    views = load()
+    try:
+        views = load()
+    except NotFoundError as gone:  # it was there when the read began: its lease ended meanwhile
+        raise SnapshotExpiredError(f"what was being read is gone: {gone.message}", hint="read again, at another checkpoint") from error
     old = {(view.shard, view.version) for view in before}
     for view in views:
         named = any(part.path == error.object for run in view.runs for part in run.record.slices)

@@ -121,13 +121,14 @@ def _walk_to(log: ShardLog, manifest: ShardManifest, position: int) -> tuple[Cha
     return point, ends, producers
 
 
-def collect_entries(log: ShardLog, *, dry_run: bool, sweep: bool = False) -> Collected:
+def collect_entries(log: ShardLog, *, dry_run: bool, sweep: bool = False, planned: ShardManifest | None = None) -> Collected:
     """Delete dead data entries; seals stay.
 
     Lists from the epoch up to which all was deleted before, so the cost follows what is deleted; ``sweep`` lists
-    everything, for what stalled writers left behind in epochs long past.
+    everything, for what stalled writers left behind in epochs long past. ``planned``: a dry run of what would be
+    deleted if this were the manifest.
     """
-    manifest = log.manifests.load()
+    manifest = planned or log.manifests.load()
     first_epoch = 0 if sweep else locate(manifest, manifest.wal_collected).epoch
     listed = [(point, info) for point, info in log.space(manifest).list_from(first_epoch) if info.size_bytes > SEAL_BYTES]
     failpoint("collect.listed")
