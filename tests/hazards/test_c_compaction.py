@@ -375,9 +375,9 @@ def test_c06_peak_memory_stays_below_the_limit_at_ten_times_the_data(bench: Any)
 
 @pytest.mark.xfail(strict=True, reason="a batch has 1,024 rows at least, however wide")
 def test_c06_wide_rows_are_held_few_at_a_time(bench: Any) -> None:
-    peak, rows = _peak_of_a_compaction(bench, runs=4, rows=1000, width=64 << 10, max_memory=24 << 20)
-    assert rows == 4000
-    assert peak < 24 << 20
+    peak, rows = _peak_of_a_compaction(bench, runs=4, rows=300, width=64 << 10, max_memory=12 << 20)
+    assert rows == 1200
+    assert peak < 12 << 20
 
 
 # -- C07
@@ -525,7 +525,6 @@ def test_untouched_slices_that_a_checkpoint_shares_outlive_either_of_the_two(ben
     assert run_files(bench) == named_files(bench)
 
 
-@pytest.mark.xfail(strict=True, reason="small slices are kept like full ones")
 def test_slices_do_not_become_ever_more_with_ascending_keys(bench: Any) -> None:
     writer = bench.memtable_writer()
     model: dict[int, str] = {}
@@ -609,7 +608,6 @@ def test_a_dropped_and_added_column_stays_empty_and_a_renamed_one_stays_full_thr
     assert _values(table) == expected
 
 
-@pytest.mark.xfail(strict=True, reason="slices of one run get different types")
 @pytest.mark.parametrize("what", ["key", "value"])
 def test_a_widened_column_beside_slices_that_nothing_touches(what: str) -> None:
     narrow = {"key": {"id": pa.int32()}, "value": {"type": pa.int8()}}[what]
