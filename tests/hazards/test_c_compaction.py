@@ -6,6 +6,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -479,6 +481,65 @@ def test_c07_random_puts_deletes_and_compactions_read_as_the_model(bench: Any, s
             id for part in run.slices for id in ArrowColumnar(bench.inner).open(part.path).take(np.arange(part.rows), ["id"])[0].to_pylist()
         ]
         assert ids == sorted(set(ids)), "sorted, each key once"
+
+
+KEYS: dict[str, tuple[list[pa.DataType], Callable[[random.Random], tuple[Any, ...]]]] = {
+    "int8": ([pa.int8()], lambda pick: (pick.randint(-128, 127),)),
+    "uint64": ([pa.uint64()], lambda pick: (pick.choice([0, 1, 2**63 - 1, 2**63, 2**64 - 1, pick.randrange(60)]),)),
+    "date and bool": ([pa.date32(), pa.bool_()], lambda pick: (date(1970, 1, 1) + timedelta(pick.randint(-9, 9)), pick.random() < 0.5)),
+    "string": ([pa.string()], lambda pick: ("".join(pick.choice(["", "a", "b", "\u00e4", "\0", "\U0001f600"]) for _ in range(3)),)),
+    "binary": ([pa.binary()], lambda pick: (bytes(pick.choice([0, 1, 127, 255]) for _ in range(pick.randint(0, 3))),)),
+    "timestamp": ([pa.timestamp("us")], lambda pick: (datetime(2000, 1, 1) + timedelta(days=pick.randint(-20000, 20000) // 500),)),
+    "decimal": ([pa.decimal128(20, 2)], lambda pick: (Decimal(pick.randint(-50, 50)) / 4,)),
+    "string and int64": ([pa.string(), pa.int64()], lambda pick: (pick.choice(["", "a", "aa", "b"]), pick.randint(-6, 6))),
+    "int64 and binary": (
+        [pa.int64(), pa.binary()],
+        lambda pick: (pick.choice([-(2**63), -1, 0, 2**63 - 1]), bytes([pick.choice([0, 255])]) * pick.randint(0, 3)),
+    ),
+        [pa.int64(), pa.binary()],
+        lambda pick: (pick.choice([-(2**63), -1, 0, 2**63 - 1]), bytes([pick.choice([0, 255])]) * pick.randint(0, 3)),
+    ),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", KEYS)
+def test_c07_runs_merged_a_few_rows_at_a_time_read_as_the_model_whatever_the_key(
+    kind: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pick = random.Random(f"{kind} {seed}")
+    monkeypatch.setattr("headgate.compact._BATCH_ROWS_MAX", pick.choice([1, 2, 5]))
+    monkeypatch.setattr("headgate.compact._BATCH_ROWS_MIN", 1)
+    types, key_of = KEYS[kind]
+    names = [f"k{number}" for number in range(len(types))]
+    schema = pa.schema([*(pa.field(name, type, False) for name, type in zip(names, types, strict=True)), pa.field("value", pa.int64())])
+    table = hg.create_table(f"memory://c-{random.getrandbits(64):x}", schema, key=names)
+    log, columnar = table.shard("0000").log, table._places.columnar()
+    model: dict[tuple[Any, ...], int] = {}
+    with table.shard("0000").writer(hg.ShardWriterConfig(max_memtable_age=1e6)) as writer:
+        for number in range(14):
+            some = [key_of(pick) for _ in range(pick.choice([1, 3, 25]))]
+            if pick.random() < 0.3:
+                writer.delete([dict(zip(names, key, strict=True)) for key in some])
+                for key in some:
+                    model.pop(key, None)
+            else:
+                writer.put([{**dict(zip(names, key, strict=True)), "value": number} for key in dict.fromkeys(some)])
+                model |= dict.fromkeys(some, number)
+            writer.flush()
+            if pick.random() < 0.5:
+                slice_rows = pick.choice([1, 2, 6])
+                compact_shard(log, columnar, table._watch.rules, max_memory=1, full=pick.random() < 0.6, slice_rows=slice_rows)
+            if pick.random() < 0.3:
+                table.gc(dry_run=False, min_age=0)
+            rows = table.scan().to_arrow().to_pylist()
+            assert len(rows) == len(model)
+            assert {tuple(row[name] for name in names): row["value"] for row in rows} == model
+    assert table.verify(deep=True).ok
+    kept = list(model)[:5]
+    if kept:
+        wanted = pa.Table.from_pylist([dict(zip(names, key, strict=True)) for key in kept], schema=schema.remove(len(names)))
+        assert [row["value"] for row in table.lookup(wanted).to_pylist()] == [model[key] for key in kept]
 
 
 # -- slices that nothing touches
