@@ -158,16 +158,18 @@ def listed(manifests: Sequence[ShardManifest]) -> list[Checkpoint]:
     )
 
 
-def shards_of_checkpoint(manifests: Sequence[ShardManifest], at: str) -> list[str]:
-    """Which shards a checkpoint of a table is read from.
+def resolved(manifests: Sequence[ShardManifest], at: str) -> tuple[str, list[str]]:
+    """The id of a checkpoint of a table, given by id or name, and the shards it is read from.
 
     Raises:
         NotFoundError: a shard that was there then has it no more, or none has it.
     """
-    held = {manifest.shard: found[1] for manifest in manifests if (found := find_checkpoint(manifest, at)) is not None}
+    ids = [found[0] for manifest in manifests if (found := find_checkpoint(manifest, at)) is not None]
+    id = at if at in ids else ids[0] if ids else at  # once: two of one name must not be mixed
+    held = {manifest.shard: manifest.checkpoints[id] for manifest in manifests if id in manifest.checkpoints}
     wanted = next((record.shards for record in held.values() if record.shards), ()) or tuple(manifest.shard for manifest in manifests)
     missing = [shard for shard in wanted if shard not in held]
     if missing or not held:
         where = f" in shard {missing[0]}" if held else ""
         raise NotFoundError(f"there is no checkpoint {at!r}{where}", hint="see table.checkpoints(); leases expire")
-    return list(wanted)
+    return id, list(wanted)

@@ -135,6 +135,8 @@ def compact_shard(
         kept += kept_slices.count
         if full:
             break
+    else:
+        raise CommitConflictError(f"shard {log.shard}: other compactions were faster, {_ROUNDS_MAX} times", hint="try again")
     manifest = log.manifests.load()
     seconds = log.clock.monotonic() - start
     return CompactionReport(before or 0, len(manifest.runs), read, written, size, kept, seconds, {log.shard: len(manifest.runs)})

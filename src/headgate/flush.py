@@ -54,7 +54,7 @@ logger = logging.getLogger("headgate")
 
 _TRIES = RetryPolicy(retries=7, base_delay=0.1, max_delay=10.0)
 _BATCH_ROWS = 1 << 16
-_FINAL = (FencedError, ClosedError, StoreSyncError, DataLossError)
+_FINAL = (FencedError, ClosedError, StoreSyncError, DataLossError, WriterPoisonedError)
 
 
 class Generations:
@@ -72,6 +72,7 @@ class Generations:
         self._walk: Walk | None = None
         self._producers: Callable[[], dict[str, ProducerMark]] = dict
         self._thread: Thread | None = None
+        self._is_running = False
         self._stopping = False
         self._epoch = 0
         self._generation = 1
@@ -167,6 +168,8 @@ class Generations:
         """Under the lock, for a put that finds none: if nothing is on its way out, see that something is (M02)."""
         if len(self._tables) == 1:
             self.freeze()
+        else:
+            self._call()
 
     def freeze_if_old(self) -> None:
         """Slow writers flush too, so that opening is quick (R14)."""
@@ -182,6 +185,8 @@ class Generations:
         with self.lock:
             self.freeze()
             wanted = self._flushed_count + len(self._tables) - 1
+            if len(self._tables) > 1:
+                self._call()  # whoever froze them may have been interrupted before he did
             while self._flushed_count < wanted:
                 self._check()
                 self._flushed.wait()
@@ -194,7 +199,8 @@ class Generations:
             raise ClosedError(f"the writer of shard {self._log.shard} is closed", hint="open another writer")
 
     def _call(self) -> None:
-        if self._thread is None:
+        # An interrupt may come out of the spawn when the thread runs already: then another comes, and goes again.
+        if not self._is_running:
             self._thread = self._clock.spawn(self._run, name=f"headgate-flush-{self._log.shard}")
         self._work.notify()
 
@@ -204,8 +210,17 @@ class Generations:
             condition.notify_all()
 
     def _run(self) -> None:
-        while self._flush_next():
-            continue
+        with self.lock:
+            if self._is_running or self._stopping:
+                return  # one at a time: two would drop a MemTable that only one of them has flushed
+            self._is_running = True
+        try:
+            while self._flush_next():
+                continue
+        finally:
+            with self.lock:
+                self._is_running = False
+                self._flushed.notify_all()
 
     def _flush_next(self) -> bool:
         """Wait for a frozen MemTable and flush it. False: no more. (A method of its own, so that nothing of it is held while it waits.)"""
@@ -228,6 +243,7 @@ class Generations:
             pipeline.fail(self._poison(error))
             return False
         with self.lock:
+            assert self._tables[0] is memtable, "flushed in order, by one thread"
             self._tables, self._copied_bytes = self._tables[1:], 0
             self._flushed_count += 1
             self._account()
@@ -312,6 +328,12 @@ class Generations:
                 f"shard {self._log.shard}: the cursor is at {manifest.cursor.position}, past rows that were not flushed",
                 object=f"shard {self._log.shard}",
             )
+        if manifest.cursor.position < memtable.first.position:
+            raise DataLossError(
+                f"shard {self._log.shard}: the cursor is at {manifest.cursor.position}, and what lies between it and "
+                f"{memtable.first.position} was not flushed",
+                object=f"shard {self._log.shard}",
+            )
         segments, walk = manifest.ends(), self._walk
         merged = dict(manifest.producers)
         if walk is not None:
@@ -329,6 +351,7 @@ class Generations:
             wal_position_last_seen=max(manifest.wal_position_last_seen, memtable.end.position - 1),
             producers=merged,
             resume=None,
+            wal=manifest.wal.but(clean_at=None),
         )
 
     # -- looking
@@ -359,15 +382,21 @@ class Generations:
             )
 
     def thread_alive(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self._is_running or (self._thread is not None and self._thread.is_alive())
 
     # -- ends
 
     def stop(self, seconds: float | None) -> None:
         """End the thread; a flush that is under way is not committed, unless it was already."""
+        deadline = None if seconds is None else self._clock.monotonic() + seconds
         with self.lock:
             self._stopping = True
             self.wake()
+            while self._is_running:
+                left = None if deadline is None else deadline - self._clock.monotonic()
+                if left is not None and left <= 0:
+                    return
+                self._flushed.wait(left)
         if self._thread is not None:
             self._thread.join(seconds)
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from headgate.checkpoint import Checkpoint, check_lease, listed, pin, refresh_pin, shards_of_checkpoint, unpin
+from headgate.checkpoint import Checkpoint, check_lease, listed, pin, refresh_pin, resolved, unpin
 from headgate.clock import SYSTEM_CLOCK, map_ordered
 from headgate.compact import CompactionReport, Progress, compact_shard
 from headgate.config import Duration, ShardWriterConfig
@@ -267,18 +267,19 @@ class Table:
         if id is not None and freshness == "memory":
             raise InvalidInputError("a checkpoint holds what was durable", hint='leave out at=, or freshness="memory"')
 
-        def view(shard: Shard) -> ReadView:
-            taken = (live_view(shard.log) if freshness == "memory" else None) or shard.reader.view(id)
+        def view(shard: Shard, pinned: str | None) -> ReadView:
+            taken = (live_view(shard.log) if freshness == "memory" else None) or shard.reader.view(pinned)
             # The table may have changed since the read began: what it was promised is what it gets.
             return taken if taken.rules is rules else replace(taken, rules=rules)
 
         def load() -> list[ReadView]:
             self._watch.latest()  # for those who read a scan again later: shards may have come
             chosen = [shard for shard in self.shards if shards is None or shard.id in shards]
+            pinned: str | None = None
             if id is not None:
-                pinned = shards_of_checkpoint([shard.log.manifests.load() for shard in self.shards], id)
-                chosen = [shard for shard in chosen if shard.id in pinned]
-            return list(map_ordered(self._places.clock, view, chosen, parallel=_VIEWS_AT_ONCE))
+                pinned, held = resolved([shard.log.manifests.load() for shard in self.shards], id)
+                chosen = [shard for shard in chosen if shard.id in held]
+            return list(map_ordered(self._places.clock, lambda shard: view(shard, pinned), chosen, parallel=_VIEWS_AT_ONCE))
 
         return load
 
@@ -363,7 +364,7 @@ class Table:
         seconds = check_lease(None, ttl)
         expires = None if seconds is None else self._places.clock.now() + seconds
         self.refresh()
-        pinned = shards_of_checkpoint([shard.log.manifests.load() for shard in self.shards], id)
+        id, pinned = resolved([shard.log.manifests.load() for shard in self.shards], id)
         for shard in self._chosen(pinned):
             refresh_pin(shard.log, id, expires)
 

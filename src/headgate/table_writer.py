@@ -35,6 +35,7 @@ from headgate.checkpoint import Checkpoint, check_lease
 from headgate.clock import Clock, map_ordered
 from headgate.config import Duration, ShardWriterConfig
 from headgate.errors import (
+    AlreadyExistsError,
     BackpressureTimeoutError,
     ClosedError,
     HeadgateError,
@@ -51,6 +52,7 @@ from headgate.schema import RowRules, one_batch
 from headgate.shard import Places, Shard
 from headgate.sharding import Part, split_rows
 from headgate.table_ack import TableAck, failure
+from headgate.view import find_checkpoint
 from headgate.wal.ack import Ack
 from headgate.wal.entry import Op
 from headgate.watch import SchemaWatch
@@ -342,6 +344,9 @@ class TableWriter:
                 f"this writer does not hold shard {absent[0]}",
                 hint="a checkpoint is of all shards: table.checkpoint(), or a writer of all of them",
             )
+
+        if name is not None and any(find_checkpoint(writer.manifest(), name) for writer in self._writers.values()):
+            raise AlreadyExistsError(f"there is a checkpoint {name!r}", hint="drop it first, or choose another name")
 
         def pin_one(writer: ShardWriter) -> None:
             writer.checkpoint(name, scope, ttl, id=id, shards=shards)

@@ -27,7 +27,6 @@ from headgate.errors import (
     FencedError,
     HeadgateError,
     InvalidInputError,
-    OutcomeUnknownError,
     OutOfSequenceError,
     SchemaMismatchError,
     WriterPoisonedError,
@@ -416,14 +415,15 @@ class ShardWriter:
         self._with_memtable('scope="all"')
         self.flush()
         failpoint("checkpoint.flushed")
-        with self._pipeline.lock:
-            quiet = self._pipeline.is_idle() and self._cleanness == "dirty"
-            if quiet:
-                # From here on whoever wants to send an entry waits until it is decided whether the log is clean.
-                self._cleanness, self._pipeline.before_persist = "deciding", self._unclean
-            tip = ChainPoint(self.epoch, self._pipeline.acknowledged_position + 1)
-        cleanness: Literal["dirty", "clean"] = "dirty"
+        quiet = False
+        cleanness: Literal["dirty", "clean"] = "clean"  # until a manifest tells: whatever goes wrong below, it may say so
         try:
+            with self._pipeline.lock:
+                quiet = self._pipeline.is_idle() and self._cleanness == "dirty"
+                if quiet:
+                    # From here on whoever wants to send an entry waits until it is decided whether the log is clean.
+                    self._cleanness, self._pipeline.before_persist = "deciding", self._unclean
+                tip = ChainPoint(self.epoch, self._pipeline.acknowledged_position + 1)
 
             def add(manifest: ShardManifest) -> ShardManifest | None:
                 check_epoch(self._log, manifest, self.epoch)
@@ -436,9 +436,6 @@ class ShardWriter:
 
             committed = self._log.manifests.commit(add)
             cleanness = "clean" if committed.wal.clean_at is not None else "dirty"
-        except OutcomeUnknownError:
-            cleanness = "clean"  # it may be: then the next entry says first that it is not
-            raise
         finally:
             if quiet:
                 self._decide_cleanness(cleanness)
@@ -467,8 +464,9 @@ class ShardWriter:
             self._decide_cleanness(cleanness)
 
     def _without_clean(self, manifest: ShardManifest) -> ShardManifest | None:
+        """Always a new version, also when the latest says nothing of it: a commit that is still on its way finds its name taken."""
         check_epoch(self._log, manifest, self.epoch)
-        return None if manifest.wal.clean_at is None else manifest.but(wal=manifest.wal.but(clean_at=None))
+        return manifest.but(wal=manifest.wal.but(clean_at=None))
 
     # -- looking
 
@@ -477,6 +475,10 @@ class ShardWriter:
         if isinstance(self._pipeline.failure, FencedError):
             raise self._pipeline.failure
         check_epoch(self._log, self._log.manifests.load(), self.epoch)
+
+    def manifest(self) -> ShardManifest:
+        """The shard's latest manifest, read now."""
+        return self._log.manifests.load()
 
     def wal_stats(self) -> WalStats:
         stats = self._pipeline.stats()
@@ -632,8 +634,8 @@ class ShardWriter:
     def _compact(self, columnar: Columnar) -> None:
         try:
             compact_shard(self._log, columnar, lambda: self._rules_for(1), max_memory=self._config.max_memtable_size)
-        except HeadgateError as error:  # it is a convenience: the next one makes up for it
-            logger.warning("shard %s: compaction failed, trying again after the next flush: %s", self.shard, error.message)
+        except Exception as error:  # a thread's end, and it is a convenience: the next one makes up for it
+            logger.warning("shard %s: compaction failed, trying again after the next flush: %s", self.shard, error)
 
     def _look_at_the_table(self, watch: SchemaWatch) -> None:
         """Learn of columns that others have changed."""

@@ -94,7 +94,7 @@ def shard_status(log: ShardLog) -> ShardStatus:
         cursor=manifest.cursor.position,
         lag=tip.position - manifest.cursor.position,
         first_position=manifest.wal_floor,
-        clean=manifest.wal.clean_at is not None,
+        clean=manifest.is_clean,
         manifest_version=manifest.version,
         wal_store=log.wal_store.uri,
         owner=manifest.owner.writer if manifest.owner else None,

@@ -292,6 +292,12 @@ class ShardManifest(Manifest):
     def folder(self) -> str | None:
         return f"shards/{self.shard}-{self.table_id}/manifest/"
 
+    @property
+    def is_clean(self) -> bool:
+        """Is nothing in the log needed? Not if anything was acknowledged since it was said to be clean."""
+        clean_at = self.wal.clean_at
+        return clean_at is not None and clean_at == self.cursor.position and self.wal_position_last_seen < clean_at
+
     def walk_from(self, *, replay: bool) -> ChainPoint:
         """Where a claimant starts: the cursor if rows are replayed, else as late as is known to be safe."""
         if replay or self.resume is None or self.resume.position < self.cursor.position:

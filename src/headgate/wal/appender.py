@@ -100,6 +100,8 @@ class EpochWriter:
                 changed = changed.but(resume=acknowledged)
             if clean and manifest.cursor == acknowledged:
                 changed = changed.but(wal=manifest.wal.but(clean_at=acknowledged.position))
+            elif manifest.wal.clean_at not in (None, acknowledged.position):
+                changed = changed.but(wal=manifest.wal.but(clean_at=None))
             return None if changed == manifest else changed
 
         return self.log.manifests.commit(change)

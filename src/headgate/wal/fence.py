@@ -279,7 +279,7 @@ def claim_change(log: ShardLog, manifest: ShardManifest, survey: _Survey, writer
         return None
     if manifest.wal.id != survey.manifest.wal.id:
         raise CommitConflictError(f"the WAL store of shard {log.shard} was changed meanwhile", hint="open it again")
-    if survey.wal.id != manifest.wal.id and manifest.wal.clean_at is None:
+    if survey.wal.id != manifest.wal.id and not manifest.is_clean:
         raise WalStoreMismatchError(
             f"shard {log.shard} is being written to its old WAL store ({manifest.wal.uri or 'beside the table'})",
             hint="stop that writer, or open with its wal_uri, give up or flush what is in the log, and close",

@@ -48,7 +48,7 @@ def check_marker(log: ShardLog, manifest: ShardManifest) -> bool:
     space = log.space(manifest)
     if marker_stands(log, space):
         return True
-    if manifest.wal.clean_at is not None:
+    if manifest.is_clean:
         return False
     where = manifest.wal.uri or "the table's own store"
     raise WalStoreMismatchError(

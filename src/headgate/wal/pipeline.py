@@ -394,8 +394,9 @@ class Pipeline:
                 puts = [item.put for item in flight.items]
                 flight.body = self._writer.encode(flight.position, self._acked, flight.items[0].schema, puts, flight.size)
             failpoint("pipeline.encoded")
-            if self.before_persist is not None:
-                self.before_persist()
+            before = self.before_persist
+            if before is not None:
+                before()
             self._writer.persist(flight.position, flight.body)
             flight.written = True
             failpoint("pipeline.persisted")
