@@ -496,9 +496,6 @@ KEYS: dict[str, tuple[list[pa.DataType], Callable[[random.Random], tuple[Any, ..
         [pa.int64(), pa.binary()],
         lambda pick: (pick.choice([-(2**63), -1, 0, 2**63 - 1]), bytes([pick.choice([0, 255])]) * pick.randint(0, 3)),
     ),
-        [pa.int64(), pa.binary()],
-        lambda pick: (pick.choice([-(2**63), -1, 0, 2**63 - 1]), bytes([pick.choice([0, 255])]) * pick.randint(0, 3)),
-    ),
 }
 
 
