@@ -209,6 +209,38 @@ def test_k03_one_entry_past_the_checkpoint_and_the_wipe_is_refused(bench: Any) -
     assert state_at(bench, checkpoint.id) == model, "the checkpoint is still whole"
 
 
+@pytest.mark.xfail(strict=True, reason="marker and seals are not put back by a writer that lives on")
+def test_k03_a_writer_that_lives_on_after_the_wipe_leaves_a_log_that_opens(bench: Any) -> None:
+    store = bench.faulty()
+    writer = bench.memtable_writer(store, max_memtable_age=1e6)
+    model = put(writer, {1: "a"})
+    writer.checkpoint()
+    wipe(bench)
+    model |= put(writer, {2: "b"})
+    assert bench.state() == bench.state(writer.view()) == model
+    cut_off(store)
+    with bench.memtable_writer(bench.faulty()) as successor:
+        assert bench.state(successor.view()) == model
+
+
+def test_k03_producers_are_known_after_a_kill_and_a_wipe(bench: Any) -> None:
+    """Rows of a WAL-only writer, taken over by one with a MemTable."""
+    with bench.writer(bench.faulty()) as wal_only:
+        for number in range(3):
+            wal_only.put(bench.rows(number), producer="p", sequence=number).wait(timeout=30)
+    store = bench.faulty()
+    writer = bench.memtable_writer(store, max_memtable_age=1e6)
+    writer.put(bench.rows(3), producer="p", sequence=3).wait(timeout=30)
+    needs_nothing_of_the_log(bench, writer.checkpoint())
+    cut_off(store)
+    wipe(bench)
+    with bench.memtable_writer(bench.faulty()) as successor:
+        for number in (2, 3):
+            assert successor.put(bench.rows(number), producer="p", sequence=number).wait(timeout=30).duplicate
+        successor.put(bench.rows(4), producer="p", sequence=4).wait(timeout=30)
+    assert sorted(bench.state()) == [0, 1, 2, 3, 4]
+
+
 # -- K04
 
 
@@ -559,7 +591,6 @@ def test_q08_a_shard_that_was_made_after_a_checkpoint_is_not_part_of_it() -> Non
     writer.close()
 
 
-@pytest.mark.xfail(strict=True, reason="the writer does not look at the other shards first")
 def test_q08_a_second_checkpoint_of_the_same_name_is_refused_and_changes_nothing() -> None:
     """Also on shards that have none of that name, because they were made later."""
     table, writer = _by_tenant()
