@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -512,6 +515,103 @@ def test_g07_a_flush_with_an_unknown_outcome_beside_collection_loses_nothing(ben
     model |= put(writer, {2: "b"})
     collect(bench)
     assert bench.state() == model
+
+
+# -- a listing of a folder is no snapshot: names that come while it is read may be missed, names that go are gone
+
+
+class Listings:
+    """Something happens right after the names of a folder were read, before anybody looks at them. Once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._act: Callable[[], None] | None = None
+        self._part = ""
+        scandir = os.scandir
+
+        @contextmanager
+        def listing(path: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+            with scandir(path) as entries:
+                rows = list(entries)
+            if self._act is not None and self._part in f"{path}/":
+                act, self._act = self._act, None
+                act()
+            yield iter(rows)
+
+        monkeypatch.setattr("headgate.store.local.os.scandir", listing)
+
+    def during(self, part: str, act: Callable[[], None]) -> None:
+        self._part, self._act = part, act
+
+
+def _commit_and_collect(bench: Any) -> None:
+    log = bench.log()
+    log.manifests.commit(lambda m: m.but(wal_collected=m.wal_collected))
+    collect(bench)
+
+
+@pytest.mark.xfail(strict=True, reason="a listing on a disk is taken for a snapshot")
+def test_g03_the_latest_manifest_is_found_although_it_is_replaced_and_collected_while_the_folder_is_listed(
+    disk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with disk.memtable_writer(disk.faulty()) as writer:
+        model = put(writer, {1: "a"})
+    collect(disk)
+    listings = Listings(monkeypatch)
+    log = disk.log()
+    listings.during(MANIFESTS, lambda: _commit_and_collect(disk))
+    assert log.manifests.load().version == disk.manifest.version
+    assert disk.state() == model
+
+
+@pytest.mark.xfail(strict=True, reason="a listing on a disk is taken for a snapshot")
+def test_g03_no_pinned_version_is_taken_for_the_latest_while_the_folder_is_listed(disk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = disk.log()
+    writer = disk.memtable_writer(disk.faulty())
+    put(writer, {1: "a"})
+    disk.table.checkpoint("x")
+    assert log.manifests.load().checkpoints
+    put(writer, {2: "b"})
+    collect(disk)
+    listings = Listings(monkeypatch)
+    listings.during(MANIFESTS, lambda: _commit_and_collect(disk))
+    assert log.manifests.load().version == disk.manifest.version
+
+
+@pytest.mark.xfail(strict=True, reason="a listing on a disk is taken for a snapshot")
+def test_g01_a_collector_that_lists_at_a_bad_moment_deletes_no_run_that_the_latest_manifest_names(
+    disk: Any, crew: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows the version that a checkpoint pins; while it lists, a compaction commits and another collector takes the version before that."""
+    slow = disk.log()
+    writer = disk.memtable_writer(disk.faulty())
+    model = put(writer, {1: "a"})
+    writer.flush()
+    disk.table.checkpoint("x")
+    slow.manifests.load()
+    model |= put(writer, {2: "b"})
+    writer.close()
+    crew.stops = {"compact.written"}
+    compactor = crew.actor(lambda: compact(disk))
+    compactor.step_to("compact.written")
+    collect(disk)
+    listings = Listings(monkeypatch)
+
+    def overtaken() -> None:
+        compactor.finish()
+        collect(disk)
+
+    armed: list[str] = []
+
+    def arm(name: str) -> None:
+        crew.hook(name)
+        if name == "gc.listed" and not armed:
+            armed.append(name)
+            listings.during(MANIFESTS, overtaken)
+
+    with hooked(arm):
+        collect_shard(slow, slow.wal_store, dry_run=False, min_age=0.0)
+    assert named_files(disk) <= run_files(disk)
+    assert disk.state() == model
 
 
 # -- on a disk, with Lance
