@@ -581,7 +581,7 @@ def test_g03_no_pinned_version_is_taken_for_the_latest_while_the_folder_is_liste
 def test_g01_a_collector_that_lists_at_a_bad_moment_deletes_no_run_that_the_latest_manifest_names(
     disk: Any, crew: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It knows the version that a checkpoint pins; while it lists, a compaction commits and another collector takes the version before that."""
+    """It knows the version that a checkpoint pins; while it lists, a compaction commits and the version before that is collected."""
     slow = disk.log()
     writer = disk.memtable_writer(disk.faulty())
     model = put(writer, {1: "a"})
