@@ -159,7 +159,7 @@ def map_ordered(
     ahead = max(parallel, ahead or 2 * parallel)
     lock = clock.lock()
     changed = clock.condition(lock)
-    results: dict[int, tuple[Result | None, Exception | None]] = {}
+    results: dict[int, tuple[Result | None, BaseException | None]] = {}
     taken = given = 0
     stop = False
 
@@ -174,10 +174,10 @@ def map_ordered(
                 number = taken
                 taken += 1
             result: Result | None = None
-            failure: Exception | None = None
+            failure: BaseException | None = None
             try:
                 result = work(items[number])
-            except Exception as error:  # a thread's end: stored, raised to the caller below
+            except BaseException as error:  # a thread's end: stored, raised to the caller below
                 failure = error
             with lock:
                 results[number] = (result, failure)

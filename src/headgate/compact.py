@@ -79,10 +79,10 @@ def pick(runs: Sequence[RunRecord], cursor: int, *, full: bool) -> tuple[int, in
     of times. ``full``: all of them.
     """
     closed = sum(1 for run in runs if run.end <= cursor)
-    if closed < 2:
-        return None
-    if full:
+    if full and closed and (closed > 1 or runs[0].tombstones):
         return 0, closed
+    if full or closed < 2:
+        return None
     first, size = closed - 1, runs[closed - 1].rows
     while first > 0 and runs[first - 1].rows <= _TIER_RATIO * size:
         first -= 1

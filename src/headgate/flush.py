@@ -242,6 +242,9 @@ class Generations:
         except HeadgateError as error:
             pipeline.fail(self._poison(error))
             return False
+        except BaseException as error:  # a thread's end: nobody may wait for a flush that will not come
+            pipeline.fail(self._poison(error))
+            raise
         with self.lock:
             assert self._tables[0] is memtable, "flushed in order, by one thread"
             self._tables, self._copied_bytes = self._tables[1:], 0
@@ -266,7 +269,7 @@ class Generations:
                 logger.warning("shard %s: flush of generation %d failed, trying again: %s", self._log.shard, self._generation, told)
             self._pause(_TRIES.delay(attempt, self._clock))
 
-    def _poison(self, error: Exception) -> WriterPoisonedError:
+    def _poison(self, error: BaseException) -> WriterPoisonedError:
         told = error.message if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"
         return WriterPoisonedError(
             f"shard {self._log.shard}: generation {self._generation} could not be flushed: {told}",
@@ -309,6 +312,11 @@ class Generations:
             tombstones=merged.tombstones,
             created_at=self._clock.now(),
         )
+        if self._walk is not None:
+            # The cursor will pass seals that others put: they must be as durable as this commit is (R17).
+            space = log.space(log.manifests.load())
+            for epoch in sorted(self._walk.epochs):
+                space.store.settle(space.epoch_folder(epoch))
         with self.lock:
             if self._pipeline is not None:
                 self._check()

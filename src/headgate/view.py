@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headgate.columnar import Columnar
-from headgate.errors import CommitConflictError, NotFoundError, ObjectMissingError, SnapshotExpiredError
+from headgate.errors import CommitConflictError, DataLossError, NotFoundError, ObjectMissingError, SnapshotExpiredError
 from headgate.manifest.model import ChainPoint, CheckpointRecord, RunRecord, ShardManifest
 from headgate.memtable import Fresh, MemTable
 from headgate.run import OpenRun
@@ -27,6 +27,7 @@ from headgate.schema import RowRules
 from headgate.wal.entry import Entry, Put
 from headgate.wal.log import ShardLog
 from headgate.wal.loss import evidence_of_loss
+from headgate.wal.marker import check_place
 from headgate.wal.reader import ChainReader
 
 _RESTARTS_MAX = 64
@@ -165,16 +166,16 @@ class ShardReader:
                 manifest = log.manifests.at(record.version)
                 memtable = self._pinned_tail(manifest, record)
             except ObjectMissingError as error:
-                if find_checkpoint(log.manifests.load(), id) is None:
-                    raise SnapshotExpiredError(
-                        f"checkpoint {at!r} expired while it was read", hint="take another one, with a longer lease"
-                    ) from error
-                raise
+                if find_checkpoint(log.manifests.load(), id) is not None:
+                    raise DataLossError(f"{error.object} is missing, and checkpoint {at!r} holds it", object=error.object) from error
+                raise SnapshotExpiredError(
+                    f"checkpoint {at!r} expired while it was read", hint="take another one, with a longer lease"
+                ) from error
             cache = RunCache(self.cache.columnar)
             runs = cache.open(manifest.runs)
             known = ReadView(log.shard, self._rules(), runs, (memtable.view(),), cache=cache, version=manifest.version)
             while len(self._pinned) >= _PINNED_MAX:
-                self._pinned.pop(next(iter(self._pinned)), None)
+                self._pinned.pop(next(iter(list(self._pinned)), ""), None)
             self._pinned[id] = known
         return replace(known, rules=self._rules())
 
@@ -196,6 +197,7 @@ class ShardReader:
         log = self._log
         manifest = log.manifests.load()
         for _ in range(_RESTARTS_MAX):
+            check_place(log, manifest)
             tail = self._tail
             if tail is None or not tail.fits(manifest):
                 tail = _Tail(manifest.wal.id, manifest.cursor)

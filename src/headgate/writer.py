@@ -47,6 +47,7 @@ from headgate.wal.appender import EpochWriter
 from headgate.wal.entry import Op, Put, encoded_bytes
 from headgate.wal.fence import check_epoch, open_epoch
 from headgate.wal.log import ShardLog
+from headgate.wal.marker import marker_stands, put_back
 from headgate.wal.pipeline import Pipeline
 from headgate.watch import SchemaWatch
 
@@ -430,7 +431,7 @@ class ShardWriter:
                 # What was put since the flush stays in the log, past the cut: still replayed, and not part of this (K04).
                 end = manifest.cursor.position
                 pinned = with_checkpoint(self._log, manifest, id, name=name, created_at=now, expires_at=expires, end=end, shards=shards)
-                if pinned is None or not quiet or manifest.cursor != tip:
+                if pinned is None or not quiet or manifest.cursor != tip or manifest.hold_position() < tip.position:
                     return pinned
                 return pinned.but(wal=pinned.wal.but(clean_at=tip.position))
 
@@ -458,6 +459,11 @@ class ShardWriter:
             self._cleanness = "deciding"
         cleanness: Literal["dirty", "clean"] = "clean"
         try:
+            # While it was clean the store may have been wiped: what makes it this shard's again comes first.
+            manifest = self._log.manifests.load()
+            check_epoch(self._log, manifest, self.epoch)
+            if not marker_stands(self._log, self._log.space(manifest)):
+                put_back(self._log, manifest)
             self._log.manifests.commit(self._without_clean)
             cleanness = "dirty"
         finally:
@@ -633,9 +639,17 @@ class ShardWriter:
 
     def _compact(self, columnar: Columnar) -> None:
         try:
-            compact_shard(self._log, columnar, lambda: self._rules_for(1), max_memory=self._config.max_memtable_size)
+            compact_shard(
+                self._log, columnar, lambda: self._rules_for(1), max_memory=self._config.max_memtable_size, progress=self._stop_if_closed
+            )
+        except ClosedError:
+            return
         except Exception as error:  # a thread's end, and it is a convenience: the next one makes up for it
             logger.warning("shard %s: compaction failed, trying again after the next flush: %s", self.shard, error)
+
+    def _stop_if_closed(self, shard: str, done: int, total: int) -> None:
+        if self._closed or self._pipeline.failure is not None:
+            raise ClosedError(f"the writer of shard {shard} is closed", hint="what was merged so far is given up")
 
     def _look_at_the_table(self, watch: SchemaWatch) -> None:
         """Learn of columns that others have changed."""

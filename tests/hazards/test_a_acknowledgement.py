@@ -468,7 +468,6 @@ def test_a10_layouts_of_text_are_normalised(bench: Any, kind: pa.DataType) -> No
     [
         pytest.param(pa.schema([("id", pa.dictionary(pa.int8(), pa.string()))]), None, id="dictionary"),
         pytest.param(pa.schema([("id", pa.map_(pa.string(), pa.string()))]), None, id="map"),
-        pytest.param(pa.schema([("id", pa.list_(pa.string_view()))]), None, id="view in a list"),
         pytest.param(pa.schema([("id", pa.struct([]))]), None, id="empty struct"),
         pytest.param(pa.schema([("id", pa.month_day_nano_interval())]), None, id="interval"),
         pytest.param(pa.schema([("id", pa.list_view(pa.int8()))]), None, id="list view"),

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.columnar.base import Columnar, Offsets, Slice, rows_without_columns
-from headgate.errors import InvalidInputError, ObjectMissingError, StoreUnavailableError
+from headgate.errors import InvalidInputError, ObjectMissingError, StoreError, StoreUnavailableError
 from headgate.manifest.model import SliceRecord
 from headgate.store import Location
 from headgate.store.local import sync_tree
@@ -73,9 +73,11 @@ class LanceColumnar(Columnar):
                 storage_options=self._options,
                 data_storage_version=_storage_version(schema),
             )
-        except Exception as error:
+        except BaseException as error:
             if failure is not None:
                 raise failure from None
+            if _is_panic(error):
+                raise StoreError(f"{path} could not be written: Lance gave up: {error}", object=path) from error
             if not isinstance(error, OSError):
                 raise
             raise StoreUnavailableError(f"{path} could not be written: {_told(error)}", object=path) from error
@@ -197,6 +199,15 @@ class LanceSlice(Slice):
             if isinstance(error, ValueError):
                 raise InvalidInputError(f"{self._path}: {_told(error)}") from error
             raise StoreUnavailableError(f"{self._path} could not be read: {_told(error)}", object=self._path) from error
+        except BaseException as error:
+            if _is_panic(error):
+                raise StoreError(f"{self._path} could not be read: Lance gave up: {error}", object=self._path) from error
+            raise
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Rust's panics come as no Exception at all: nobody would catch them."""
+    return not isinstance(error, Exception) and type(error).__name__ == "PanicException"
 
 
 def _is_missing(error: Exception) -> bool:

@@ -54,7 +54,7 @@ def known_runs(view: ReadView, order: KeyOrder) -> KnownRuns:
     if list(known.indexes) == ids:
         return known
     indexes = {run.record.id: known.indexes.get(run.record.id) or RunIndex(run, rules, order) for run in view.runs}
-    masks = {id: mask for id, mask in known.masks.items() if id in indexes}
+    masks = {id: mask for id, mask in list(known.masks.items()) if id in indexes}
     known = KnownRuns(signature, indexes, masks)
     view.cache.masks = known
     return known

@@ -98,7 +98,7 @@ class EpochWriter:
             )
             if resume and (manifest.resume is None or manifest.resume.position < acknowledged.position):
                 changed = changed.but(resume=acknowledged)
-            if clean and manifest.cursor == acknowledged:
+            if clean and manifest.cursor == acknowledged and manifest.hold_position() >= acknowledged.position:
                 changed = changed.but(wal=manifest.wal.but(clean_at=acknowledged.position))
             elif manifest.wal.clean_at not in (None, acknowledged.position):
                 changed = changed.but(wal=manifest.wal.but(clean_at=None))

@@ -22,6 +22,7 @@ from headgate.manifest.model import ProducerMark
 from headgate.wal.entry import SEAL_BYTES
 from headgate.wal.fence import over_seals
 from headgate.wal.log import ShardLog
+from headgate.wal.marker import check_place
 from headgate.wal.producers import marks_of, merge
 from headgate.wal.reader import ChainReader
 from headgate.wal.tip import find_tip, locate
@@ -129,6 +130,7 @@ def collect_entries(log: ShardLog, *, dry_run: bool, sweep: bool = False, planne
     deleted if this were the manifest.
     """
     manifest = planned or log.manifests.load()
+    check_place(log, manifest)
     first_epoch = 0 if sweep else locate(manifest, manifest.wal_collected).epoch
     listed = [(point, info) for point, info in log.space(manifest).list_from(first_epoch) if info.size_bytes > SEAL_BYTES]
     failpoint("collect.listed")

@@ -25,6 +25,8 @@ class ShardLog:
     """None when the WAL is beside the table."""
     clock: Clock
     policy: RetryPolicy = field(default_factory=RetryPolicy)
+    wals_seen: set[str] = field(default_factory=set, repr=False, compare=False)
+    """Ids of WALs whose marker was seen in ``wal_store``."""
 
     def space(self, manifest: ShardManifest) -> WalSpace:
         """The names of the WAL that a manifest speaks of."""

@@ -58,6 +58,16 @@ def check_marker(log: ShardLog, manifest: ShardManifest) -> bool:
     )
 
 
+def check_place(log: ShardLog, manifest: ShardManifest) -> None:
+    """For readers: is this where the manifest's log is? Another store looks like an empty log, and hides what was acknowledged.
+
+    Raises:
+        WalStoreMismatchError: it is not.
+    """
+    if manifest.wal.id not in log.wals_seen and check_marker(log, manifest):
+        log.wals_seen.add(manifest.wal.id)
+
+
 def put_back(log: ShardLog, manifest: ShardManifest) -> None:
     """Every seal that the manifest knows of, then the marker. Can be repeated."""
     space = log.space(manifest)

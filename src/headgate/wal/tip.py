@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from headgate.manifest import ChainPoint, ShardManifest
 from headgate.wal.log import ShardLog
+from headgate.wal.marker import check_place
 from headgate.wal.reader import ChainReader
 
 
@@ -34,6 +35,7 @@ def find_tip(log: ShardLog) -> tuple[ShardManifest, ChainPoint]:
     manifest = log.manifests.load()
     point = manifest.walk_from(replay=False)
     while True:
+        check_place(log, manifest)
         # What the manifest knows may have moved past us, and what lies before it been collected.
         known = max(locate(manifest, manifest.wal_position_last_seen + 1), manifest.walk_from(replay=False))
         point = max(point, known) if point.position >= known.position else known
