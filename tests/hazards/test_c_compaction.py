@@ -648,6 +648,29 @@ def test_a_handle_that_never_heard_of_a_column_keeps_its_values_when_it_compacts
     assert _values(hg.open_table(table.uri)) == {1: ("a", None), 2: ("b", 2)}
 
 
+def test_columns_are_looked_up_after_the_runs_are_known() -> None:
+    """The other way round, a column that is added in between, with a run that has it, would lose its values."""
+    table = _table()
+    writer = table.shard("0000").writer()
+    for number in (1, 2):
+        writer.put([{"id": number, "value": "a"}])
+        writer.flush()
+    done: list[int] = []
+
+    def looked_up() -> Any:
+        rules = table._watch.latest(force=True)
+        if not done:
+            done.append(1)
+            table.add_columns(pa.schema([pa.field("more", pa.int64())]))
+            writer.put([{"id": 2, "value": "b", "more": 2}])
+            writer.flush()
+        return rules
+
+    compact_shard(table.shard("0000").log, table._places.columnar(), looked_up, max_memory=LARGE, full=True)
+    assert _values(hg.open_table(table.uri)) == {1: ("a", None), 2: ("b", 2)}
+    writer.close()
+
+
 def test_a_dropped_and_added_column_stays_empty_and_a_renamed_one_stays_full_through_compaction() -> None:
     table = _table()
     with table.shard("0000").writer() as writer:

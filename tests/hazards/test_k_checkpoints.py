@@ -209,7 +209,6 @@ def test_k03_one_entry_past_the_checkpoint_and_the_wipe_is_refused(bench: Any) -
     assert state_at(bench, checkpoint.id) == model, "the checkpoint is still whole"
 
 
-@pytest.mark.xfail(strict=True, reason="marker and seals are not put back by a writer that lives on")
 def test_k03_a_writer_that_lives_on_after_the_wipe_leaves_a_log_that_opens(bench: Any) -> None:
     store = bench.faulty()
     writer = bench.memtable_writer(store, max_memtable_age=1e6)
