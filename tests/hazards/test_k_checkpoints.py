@@ -240,6 +240,27 @@ def test_k03_producers_are_known_after_a_kill_and_a_wipe(bench: Any) -> None:
     assert sorted(bench.state()) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("scope_all", [False, True])
+def test_k03_a_log_that_a_durable_checkpoint_needs_is_not_called_clean(bench: Any, scope_all: bool) -> None:
+    writer = bench.memtable_writer(bench.faulty(), max_memtable_age=1e6)
+    then = put(writer, {1: "a"})
+    bench.table.checkpoint("durable")
+    now = then | put(writer, {1: "b"})
+    if scope_all:
+        writer.checkpoint("all")
+    writer.close()
+    assert bench.manifest.wal.clean_at is None
+    collect(bench)
+    assert state_at(bench, "durable") == then
+    bench.table.drop_checkpoint("durable")
+    bench.memtable_writer(bench.faulty()).close()
+    clean_at: int | None = bench.log().manifests.load().wal.clean_at
+    assert clean_at is not None
+    wipe(bench)
+    with bench.memtable_writer(bench.faulty()) as successor:
+        assert bench.state(successor.view()) == now
+
+
 # -- K04
 
 
