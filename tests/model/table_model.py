@@ -196,9 +196,9 @@ def predicate(columns: Sequence[Column], chance: random.Random, depth: int = 2) 
             return Predicate(f"({left.sql}) and ({right.sql})", lambda row: _both(left.test(row), right.test(row)))
         return Predicate(f"({left.sql}) or ({right.sql})", lambda row: _either(left.test(row), right.test(row)))
     plain = [column for column in columns if not types.is_fixed_size_list(column.type)]
-    column = chance.choice(plain)
+    column = chance.choice(plain or list(columns))
     id, name = column.id, column.quoted
-    if chance.random() < 0.15:
+    if not plain or chance.random() < 0.15:
         return Predicate(f"{name} is null", lambda row: row.get(id) is None)
     value = value_of(Column(0, "", column.type, nullable=False), chance)
     if isinstance(value, str):
