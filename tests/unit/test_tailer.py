@@ -242,7 +242,9 @@ def test_trim_refuses_to_go_beyond_the_tip_and_never_goes_back(bench: Any) -> No
 @pytest.mark.parametrize("kind", ["consumers", "checkpoints"])
 def test_a_hold_stops_trim_and_collection(bench: Any, kind: str) -> None:
     write_epochs(bench, 5)
-    bench.log().manifests.commit(lambda m: m.but(**{kind: {"c": CheckpointRecord(position=2) if kind == "checkpoints" else Hold(position=2)}}))
+    bench.log().manifests.commit(
+        lambda m: m.but(**{kind: {"c": CheckpointRecord(position=2) if kind == "checkpoints" else Hold(position=2)}})
+    )
     with pytest.raises(hg.InvalidInputError, match="'c'"):
         trim(bench.log(), 3)
     trim(bench.log(), 2)
