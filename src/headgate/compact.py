@@ -34,8 +34,9 @@ SLICE_ROWS = 1 << 20
 LEASE_SECONDS = 3600.0
 _TIER_RATIO = 2.0
 _BATCH_ROWS_MAX = 1 << 17
-_BATCH_ROWS_MIN = 1 << 10
+_BATCH_ROWS_MIN = 1 << 4
 _ROUNDS_MAX = 64
+_SAMPLE_ROWS = 64
 
 Progress = Callable[[str, int, int], None]
 """Called with the shard, the rows done and the rows to do."""
@@ -248,7 +249,7 @@ def _batch_rows(runs: Sequence[OpenRun], max_memory: int) -> int:
     widest = 64.0
     for run in runs:
         for part in run.slices[:1]:
-            sample = next(part.scan(part.schema.names, stop=1024, batch_rows=1024), None)
+            sample = next(part.scan(part.schema.names, stop=_SAMPLE_ROWS, batch_rows=_SAMPLE_ROWS), None)
             if sample is not None and sample.num_rows:
                 widest = max(widest, sample.nbytes / sample.num_rows)
     return int(min(_BATCH_ROWS_MAX, max(_BATCH_ROWS_MIN, max_memory / (16 * len(runs) * widest))))

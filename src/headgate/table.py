@@ -181,24 +181,25 @@ class Table:
         rules = self._watch.latest(force=True)
         return Scan(self._loading(rules, at, freshness), rules, columns=columns, filter=filter, limit=limit)
 
-    def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> pa.Table:
+    def lookup(self, keys: Any, columns: Sequence[str] | None = None, at: str | Checkpoint | None = None) -> pa.Table:
         """The newest rows of these keys, each once, in the order first asked for; keys that are not there are left out.
 
         Args:
             keys: a list of values; for a key of several columns a list of tuples, or an Arrow table with them.
             columns: which, in this order; None: all.
+            at: a checkpoint, its id or its name: the table as of then.
 
         Raises:
             InvalidInputError: the table has no key, keys are not of its type, or there is no such column.
         """
         rules = self._watch.latest(force=True)
         wanted = asked_keys(rules, keys)
-        return lookup(self._loading(rules, shards=self._shards_of(wanted)), rules, wanted, columns)
+        return lookup(self._loading(rules, at, shards=self._shards_of(wanted)), rules, wanted, columns)
 
-    def sql(self, query: str) -> pa.Table:
+    def sql(self, query: str, at: str | Checkpoint | None = None) -> pa.Table:
         """The result of a SQL query in which the table is called ``t``, e.g. ``"select count(*) from t"``. Writes nothing.
 
-        All of the query sees one state of each shard.
+        All of the query sees one state of each shard; with ``at`` that of a checkpoint.
 
         Raises:
             InvalidInputError: it is no query, or not over this table.
@@ -206,9 +207,17 @@ class Table:
         from headgate.query.sql import sql  # brings pandas along, a second to load: only those who ask pay
 
         rules = self._watch.latest(force=True)
-        return sql(self._loading(rules), rules, query)
+        return sql(self._loading(rules, at), rules, query)
 
-    def search(self, column: str, query: Any, k: int = 10, filter: str | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+    def search(
+        self,
+        column: str,
+        query: Any,
+        k: int = 10,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+        at: str | Checkpoint | None = None,
+    ) -> pa.Table:
         """The ``k`` rows whose vectors are nearest to ``query``, nearest first, with a column ``_distance``.
 
         By the metric of the column's ``vector_index``; without one by "l2". Only the newest version of a row is
@@ -225,10 +234,16 @@ class Table:
         self._watch.refresh()
         manifest, rules = self._watch.seen
         metric = metric_of(manifest.indexes, column)
-        return search(self._loading(rules), rules, column, query, k, metric=metric, filter=filter, columns=columns)
+        return search(self._loading(rules, at), rules, column, query, k, metric=metric, filter=filter, columns=columns)
 
     def search_text(
-        self, column: str, query: str, k: int = 10, filter: str | None = None, columns: Sequence[str] | None = None
+        self,
+        column: str,
+        query: str,
+        k: int = 10,
+        filter: str | None = None,
+        columns: Sequence[str] | None = None,
+        at: str | Checkpoint | None = None,
     ) -> pa.Table:
         """The ``k`` rows whose text fits the words of ``query`` best, best first, with a column ``_score`` (BM25).
 
@@ -245,7 +260,7 @@ class Table:
         self._watch.refresh()
         manifest, rules = self._watch.seen
         cut = cut_of(manifest.indexes, column)
-        return search_text(self._loading(rules), rules, column, query, k, cut=cut, filter=filter, columns=columns)
+        return search_text(self._loading(rules, at), rules, column, query, k, cut=cut, filter=filter, columns=columns)
 
     def _shards_of(self, keys: pa.Table) -> set[str]:
         """Where these keys can be: no other shard is looked at."""

@@ -375,7 +375,6 @@ def test_c06_peak_memory_stays_below_the_limit_at_ten_times_the_data(bench: Any)
     assert peak < 8 << 20
 
 
-@pytest.mark.xfail(strict=True, reason="a batch has 1,024 rows at least, however wide")
 def test_c06_wide_rows_are_held_few_at_a_time(bench: Any) -> None:
     peak, rows = _peak_of_a_compaction(bench, runs=4, rows=300, width=64 << 10, max_memory=12 << 20)
     assert rows == 1200

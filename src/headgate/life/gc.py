@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from headgate.errors import DataLossError, ObjectMissingError
 from headgate.failpoint import failpoint
-from headgate.manifest.model import ShardManifest
+from headgate.manifest.model import HISTORY_VERSIONS_MAX, ShardManifest
 from headgate.store import ObjectInfo, Store
 from headgate.wal.collect import collect_entries
 from headgate.wal.log import ShardLog
@@ -31,6 +31,7 @@ from headgate.wal.log import ShardLog
 LEASE_GRACE_SECONDS = 60.0
 """How long past its end a lease is honoured, because clocks differ."""
 _DELETES_AT_ONCE = 1000
+_VERSIONS_KEPT = HISTORY_VERSIONS_MAX
 _FLUSH = re.compile(r"g(\d{10})-[0-9a-z]{26}")
 
 
@@ -71,24 +72,24 @@ def collect_shard(log: ShardLog, table_store: Store, *, dry_run: bool, min_age: 
     ended: list[str] = []
     freed: set[str] = set()
 
-    def end_leases(manifest: ShardManifest) -> ShardManifest | None:
+    def end_leases(manifest: ShardManifest) -> ShardManifest:
         ended[:] = [f"checkpoint {id}" for id, c in manifest.checkpoints.items() if _is_over(c.expires_at, now)]
         ended.extend(f"attempt {id}" for id, a in manifest.attempts.items() if _is_over(a.expires_at, now))
         gone = [run for run in manifest.replaced if run.replaced_at + min_age <= now]
         freed.clear()
         freed.update(part.path for run in gone for part in run.slices)
-        changed = manifest.but(
+        # A version of our own even when nothing changes: its create proves that it follows the latest. What a listing
+        # alone calls the latest may have been superseded, and collected, while the names were read.
+        return manifest.but(
             checkpoints={id: c for id, c in manifest.checkpoints.items() if not _is_over(c.expires_at, now)},
             attempts={id: a for id, a in manifest.attempts.items() if not _is_over(a.expires_at, now)},
             replaced=tuple(run for run in manifest.replaced if run not in gone),
         )
-        return None if changed == manifest else changed
 
     committed: ShardManifest | None
     if dry_run:
         manifest = log.manifests.load()
-        changed = end_leases(manifest)
-        committed = manifest if changed is None else changed.but(version=manifest.version + 1)
+        committed = end_leases(manifest).but(version=manifest.version + 1)
     else:
         committed = log.manifests.commit(end_leases)
     failpoint("gc.committed")
@@ -167,8 +168,12 @@ def _pinned_versions(log: ShardLog, manifest: ShardManifest) -> dict[int, ShardM
 def _old_manifests(
     log: ShardLog, store: Store, manifest: ShardManifest, pinned: set[int], now: float, min_age: float
 ) -> Iterable[ObjectInfo]:
-    """Versions before the committed one that nothing pins."""
-    latest = log.manifests.key(manifest.version)
+    """Versions before the newest few that nothing pins.
+
+    A listing of a folder is no snapshot: a name that comes and one that goes while it is read may both be missed. With
+    the newest versions kept, whoever lists finds the one that was the latest when he began, or a later one.
+    """
+    latest = log.manifests.key(max(0, manifest.version - _VERSIONS_KEPT))
     keep = {log.manifests.key(version) for version in pinned}
     for info in store.list(log.manifests.folder):
         if info.key >= latest:

@@ -31,6 +31,7 @@ from headgate.store.base import Data, ObjectInfo, Store, sized
 
 _HIDDEN = ".new-"
 _READ_BYTES = 1 << 15
+_RESCANS_MAX = 8
 _TRANSIENT = {
     errno.EINTR,
     errno.EAGAIN,
@@ -194,8 +195,11 @@ class LocalStore(Store):
         except OSError as error:
             raise _store_error("list", prefix, error) from error
 
-    def _walk(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
-        """Depth first, in order of keys. A folder sorts by its name with the slash."""
+    def _walk(self, prefix: str, start_after: str, again: int = _RESCANS_MAX) -> Iterator[ObjectInfo]:
+        """Depth first, in order of keys. A folder sorts by its name with the slash.
+
+        Reading a folder's names is no snapshot: where one has vanished, another may have come. So it is read again from there.
+        """
         try:
             with os.scandir(self._path(prefix).rstrip("/") or "/") as entries:
                 rows = sorted(
@@ -226,8 +230,12 @@ class LocalStore(Store):
             try:
                 status = entry.stat()
             except FileNotFoundError:  # deleted since
-                continue
+                if again == 0:
+                    continue
+                yield from self._walk(prefix, start_after, again - 1)
+                return
             yield ObjectInfo(key, status.st_size, status.st_mtime)
+            start_after = key
 
     def delete(self, keys: Sequence[str]) -> None:
         failed: dict[str, OSError] = {}
