@@ -285,7 +285,8 @@ def claim_change(log: ShardLog, manifest: ShardManifest, survey: _Survey, writer
             hint="stop that writer, or open with its wal_uri, give up or flush what is in the log, and close",
         )
     owner = Owner(writer=writer_id, claimed_at=log.clock.now(), flushes=flushes)
-    floor = max(manifest.wal_floor, manifest.cursor.position) if survey.begun_anew else manifest.wal_floor
+    # What the cursor had passed when the store was found empty is not in it; what others wrote since is.
+    floor = max(manifest.wal_floor, survey.manifest.cursor.position) if survey.begun_anew else manifest.wal_floor
     return manifest.but(epoch=manifest.epoch + 1, owner=owner, wal=survey.wal.but(clean_at=manifest.wal.clean_at), wal_floor=floor)
 
 
