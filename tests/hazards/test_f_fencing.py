@@ -18,7 +18,7 @@ import headgate as hg
 from headgate.clock import SYSTEM_CLOCK, Clock, SystemClock, ulid
 from headgate.failpoint import hooked
 from headgate.manifest import ChainPoint, ManifestChain
-from headgate.manifest.model import HISTORY_VERSIONS_MAX, Hold
+from headgate.manifest.model import HISTORY_VERSIONS_MAX, ConsumerRecord
 from headgate.store.faulty import Fault
 from headgate.store.memory import MemoryStore
 from headgate.wal.collect import collect_entries, trim
@@ -873,7 +873,7 @@ def test_f17_an_outcome_is_told_by_the_end_of_the_epoch_and_by_no_other_seal(ben
 
 def adding(name: str) -> Callable[[Any], Any]:
     """A change that shows how often it was made: a name, and a count of versions that brought it."""
-    return lambda m: m.but(consumers={**m.consumers, name: Hold(position=0)}, next_generation=m.next_generation + 1)
+    return lambda m: m.but(consumers={**m.consumers, name: ConsumerRecord(position=0)}, next_generation=m.next_generation + 1)
 
 
 def test_f18_a_manifest_create_whose_reply_is_lost_is_there_exactly_once(bench: Any) -> None:

@@ -16,7 +16,6 @@ from headgate.errors import CorruptEntryError, UnsupportedFormatError
 from headgate.manifest.document import decode_document, encode_document
 from headgate.manifest.model import (
     FIRST_POINT,
-    Hold,
     Owner,
     ProducerMark,
     Segment,
@@ -173,7 +172,7 @@ def a_manifest() -> ShardManifest:
         segments=(Segment(1, 5, 2),),
         wal=WalState(id="w"),
         producers={"p": ProducerMark(sequence=1, epoch=2, position=3, time=4.0)},
-        consumers={"c": Hold(position=2)},
+        consumers={"c": ConsumerRecord(position=2)},
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import headgate as hg
 from headgate.failpoint import hooked
-from headgate.manifest.model import CheckpointRecord, Hold
+from headgate.manifest.model import CheckpointRecord, ConsumerRecord
 from headgate.store.faulty import Fault
 from headgate.wal.collect import collect_entries, trim
 from headgate.wal.entry import SEAL_BYTES, Entry
@@ -243,7 +243,7 @@ def test_trim_refuses_to_go_beyond_the_tip_and_never_goes_back(bench: Any) -> No
 def test_a_hold_stops_trim_and_collection(bench: Any, kind: str) -> None:
     write_epochs(bench, 5)
     bench.log().manifests.commit(
-        lambda m: m.but(**{kind: {"c": CheckpointRecord(position=2) if kind == "checkpoints" else Hold(position=2)}})
+        lambda m: m.but(**{kind: {"c": CheckpointRecord(position=2) if kind == "checkpoints" else ConsumerRecord(position=2)}})
     )
     with pytest.raises(hg.InvalidInputError, match="'c'"):
         trim(bench.log(), 3)

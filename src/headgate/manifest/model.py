@@ -166,6 +166,14 @@ class Hold(Record):
     position: int
 
 
+class ConsumerRecord(Hold):
+    """A named reader of the changes: it has read all before ``position``, and all loads up to ``load``."""
+
+    load: int = 0
+    created_at: float = 0.0
+    updated_at: float = 0.0
+
+
 class CheckpointRecord(Hold):
     """A pin on one version of a manifest: its runs, and the log from ``position`` (its cursor) to ``end``."""
 
@@ -225,6 +233,43 @@ class RunRecord(Record):
         return sum(part.bytes for part in self.slices)
 
 
+class AnnouncedLoad(Record):
+    """A load whose files are complete, and whose place is not known yet.
+
+    What is announced holds its files. It is placed, or withdrawn: by its owner, or by anyone once the
+    lease is over, after the transaction that it belongs to has been decided.
+    """
+
+    run: RunRecord
+    """Its files; ``first`` and ``end`` mean nothing yet."""
+    transaction: str | None = None
+    """The name of the object that decides; None: nothing else depends on it."""
+    app: str | None = None
+    version: int | None = None
+    expires_at: float = 0.0
+
+
+class PlacedLoad(Record):
+    """A load in the order of changes: after all positions before ``position``, and before the entry there."""
+
+    number: int = Field(ge=1)
+    position: int = Field(ge=0)
+    run: RunRecord
+    """As it was placed; its files are there as long as this record is, whatever was compacted."""
+    app: str | None = None
+    version: int | None = None
+    time: float = 0.0
+
+
+class TransactionMark(Record):
+    """The last transaction of an application that this shard has, with rows or without."""
+
+    version: int
+    query: str | None = None
+    """Of a stream: which one counts the versions."""
+    time: float = 0.0
+
+
 class ReplacedRun(Record):
     """A run that no read begins with any more."""
 
@@ -254,12 +299,22 @@ class ShardManifest(Manifest):
     resume: ChainPoint | None = None
     """WAL-only mode: the chain is known whole up to here, with ``producers`` as of then."""
     producers: dict[str, ProducerMark] = {}
-    consumers: dict[str, Hold] = {}
+    consumers: dict[str, ConsumerRecord] = {}
     checkpoints: dict[str, CheckpointRecord] = {}
     attempts: dict[str, AttemptRecord] = {}
     next_generation: int = 1
     runs: tuple[RunRecord, ...] = ()
-    """Oldest first; together they hold every row before the cursor."""
+    """Oldest first; together they hold every row before the cursor. A load covers no position, and may stand past the cursor:
+    what is in the log before its place is older than it, the rest is newer."""
+    announced: dict[str, AnnouncedLoad] = {}
+    """By the id of the load. Their places are still open, so the order of changes is known only up to here."""
+    loads: tuple[PlacedLoad, ...] = ()
+    """In order, from ``load_floor`` on: for those who follow the changes."""
+    next_load: int = 1
+    load_floor: int = 0
+    """Loads up to this number may be gone from ``loads``."""
+    transactions: dict[str, TransactionMark] = {}
+    """By application."""
     replaced: tuple[ReplacedRun, ...] = ()
     """Runs that a compaction has merged into others; their files are there until collection has taken them."""
 
@@ -283,9 +338,14 @@ class ShardManifest(Manifest):
             raise ValueError("a position is out of range")
         position = 0
         for run in self.runs:
-            if not position <= run.first <= run.end <= self.cursor.position:
+            if not position <= run.first <= run.end or (run.end > self.cursor.position and run.first < run.end):
                 raise ValueError(f"run {run.id} is out of order")
             position = run.end
+        place, number = 0, self.load_floor
+        for load in self.loads:
+            if not (number < load.number < self.next_load and place <= load.position <= POSITION_MAX):
+                raise ValueError(f"load {load.number} is out of order")
+            place, number = load.position, load.number
         return self
 
     @property
@@ -323,6 +383,10 @@ class ShardManifest(Manifest):
             known.end_of(epoch) not in (None, position) or (epoch >= self.cursor.epoch and position < self.cursor.position)
             for epoch, position in ends.items()
         )
+
+    def last_place(self) -> int:
+        """Nothing may be placed before this position: what lies below is closed."""
+        return max([self.cursor.position, *(run.end for run in self.runs[-1:]), *(load.position for load in self.loads[-1:])])
 
     def hold_position(self) -> int:
         """No data entry at or above this position may be collected."""
