@@ -16,6 +16,7 @@ from headgate.errors import CorruptEntryError, UnsupportedFormatError
 from headgate.manifest.document import decode_document, encode_document
 from headgate.manifest.model import (
     FIRST_POINT,
+    ConsumerRecord,
     Owner,
     ProducerMark,
     Segment,
