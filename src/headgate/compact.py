@@ -26,6 +26,7 @@ from headgate.failpoint import failpoint
 from headgate.keys import Bools, KeyOrder, Keys
 from headgate.manifest.model import AttemptRecord, ReplacedRun, RunRecord, ShardManifest, SliceRecord
 from headgate.merge import Merged, RunMerger
+from headgate.meters import COMPACTION_BYTES_WRITTEN, COMPACTION_FAILURES, COMPACTION_ROWS_READ, COMPACTION_ROWS_WRITTEN, COMPACTION_SECONDS
 from headgate.run import DELETED, OpenRun
 from headgate.schema import RowRules, as_now
 from headgate.wal.log import ShardLog
@@ -160,6 +161,7 @@ def _compact_once(
     progress: Progress | None,
     slice_rows: int,
 ) -> tuple[RunRecord, _Kept]:
+    place, started = (log.manifests.place, log.shard), log.clock.monotonic()
     # 1. Register, before the first object: collection leaves the files of a registered attempt alone (G02).
     attempt = f"c{log.clock.token()}"
     lease = AttemptRecord(owner="compaction", expires_at=log.clock.now() + LEASE_SECONDS)
@@ -186,9 +188,14 @@ def _compact_once(
         # 3. Commit: visible at once, as a whole.
         log.manifests.commit(lambda manifest: _replaced(log, manifest, inputs, made, attempt))
     except BaseException:
+        COMPACTION_FAILURES.add(1, *place)
         _withdraw(log, attempt)
         raise
     failpoint("compact.committed")
+    COMPACTION_SECONDS.observe(log.clock.monotonic() - started, *place)
+    COMPACTION_ROWS_READ.add(sum(run.rows for run in inputs), *place)
+    COMPACTION_ROWS_WRITTEN.add(made.rows - writer.kept.rows, *place)
+    COMPACTION_BYTES_WRITTEN.add(made.bytes - writer.kept.bytes, *place)
     return made, writer.kept
 
 

@@ -26,6 +26,7 @@ import pyarrow.types as types
 from headgate.clock import Clock
 from headgate.errors import CorruptEntryError, InvalidInputError, SchemaMismatchError
 from headgate.failpoint import failpoint
+from headgate.meters import QUARANTINED_ROWS
 from headgate.schema import RowRules, one_batch
 from headgate.store import RetryPolicy, Store, create_exactly
 from headgate.wal.entry import Op
@@ -231,6 +232,7 @@ class Quarantine:
         with self._lock:
             if key not in self._names:
                 self._rows += bad.num_rows
+                QUARANTINED_ROWS.add(bad.num_rows, self._store.uri)
                 self._names[key] = None
                 if len(self._names) > _NAMES_KEPT:
                     self._names.popitem(last=False)

@@ -15,6 +15,7 @@ ORDER = [
     "errors",
     "failpoint",
     "clock",
+    "meters",
     "store",
     "manifest",
     "columnar",
@@ -31,10 +32,11 @@ ORDER = [
     "flush",
     "writer",
     "shard",
-    ("new_shards", "table_ack"),
+    ("new_shards", "table_ack", "snapshot"),
     "table_writer",
     "life",
     "table",
+    "metrics",
 ]
 OUTSIDE = {"cli", "spark", "simulation"}
 """Stand above everything; the public names are what cli and spark may use."""
@@ -89,7 +91,7 @@ def test_a_module_imports_nothing_from_above_it(path: Path) -> None:
 
 def test_the_wal_knows_stores_manifests_and_the_seams_only() -> None:
     known = {name.split(".")[1] for path in (ROOT / "wal").glob("*.py") for _, name in imports_of(path)}
-    assert known == {"wal", "store", "manifest", "clock", "errors", "failpoint"}
+    assert known == {"wal", "store", "manifest", "clock", "errors", "failpoint", "meters"}
 
 
 def test_only_the_store_for_object_stores_knows_obstore() -> None:

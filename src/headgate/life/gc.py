@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from headgate.errors import DataLossError, ObjectMissingError
 from headgate.failpoint import failpoint
 from headgate.manifest.model import HISTORY_VERSIONS_MAX, ShardManifest
+from headgate.meters import GC_BYTES, GC_OBJECTS, GC_PASSES
 from headgate.store import ObjectInfo, Store
 from headgate.wal.collect import collect_entries
 from headgate.wal.log import ShardLog
@@ -132,6 +133,12 @@ def collect_shard(log: ShardLog, table_store: Store, *, dry_run: bool, min_age: 
     entries = collect_entries(log, dry_run=dry_run, sweep=sweep, planned=committed if dry_run else None)
     objects["entry"] += entries.entries
     sizes["entry"] += entries.bytes
+    if not dry_run:
+        place = (table_store.uri, log.shard)
+        GC_PASSES.add(1, *place)
+        for kind, count in objects.items():
+            GC_OBJECTS.add(count, *place, kind)
+            GC_BYTES.add(sizes[kind], *place, kind)
     return GcReport(dry_run, +objects, +sizes, +held, tuple(ended))
 
 

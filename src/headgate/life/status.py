@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from headgate import meters
 from headgate.wal.log import ShardLog
 from headgate.wal.tip import find_tip
 
@@ -86,6 +87,16 @@ class TableStatus:
 def shard_status(log: ShardLog) -> ShardStatus:
     """Look at a shard without touching it."""
     manifest, tip = find_tip(log)
+    generations = sum(_GENERATION.match(run.id) is not None for run in manifest.runs)
+    meters.show_shard(
+        log.manifests.place,
+        log.shard,
+        lag=tip.position - manifest.cursor.position,
+        runs=manifest.runs,
+        generations=generations,
+        checkpoints=len(manifest.checkpoints),
+        consumers={name: max(0, tip.position - hold.position) for name, hold in manifest.consumers.items()},
+    )
     return ShardStatus(
         shard=log.shard,
         state=manifest.state,
@@ -106,7 +117,7 @@ def shard_status(log: ShardLog) -> ShardStatus:
         rows=sum(run.rows for run in manifest.runs),
         bytes=sum(run.bytes for run in manifest.runs),
         tombstones=sum(run.tombstones for run in manifest.runs),
-        generations=sum(_GENERATION.match(run.id) is not None for run in manifest.runs),
+        generations=generations,
         next_generation=manifest.next_generation,
     )
 

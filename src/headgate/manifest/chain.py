@@ -32,6 +32,7 @@ from headgate.errors import (
 from headgate.failpoint import failpoint
 from headgate.manifest.document import decode_document, encode_document
 from headgate.manifest.model import HISTORY_VERSIONS_MAX, Manifest
+from headgate.meters import MANIFEST_COMMITS, MANIFEST_CONFLICTS
 from headgate.store import RetryPolicy, Store, create_exactly
 
 AnyManifest = TypeVar("AnyManifest", bound=Manifest)
@@ -147,7 +148,9 @@ class ManifestChain(Generic[AnyManifest]):
             )
             failpoint("commit.loaded")
             if self._create(proposal):
+                MANIFEST_COMMITS.add(1, self.place)
                 return proposal
+            MANIFEST_CONFLICTS.add(1, self.place)
             self._clock.sleep(_CONFLICT_WAIT.delay(attempt, self._clock))
         raise CommitConflictError(f"{self._folder}: {_COMMITS_MAX} commits in a row were overtaken", hint="try again")
 

@@ -16,8 +16,9 @@ A retry sends the same bytes, so it does not matter which of the copies arrived.
 from __future__ import annotations
 
 from headgate.clock import Clock
-from headgate.errors import ObjectExistsError, ObjectMissingError, StoreUnavailableError
+from headgate.errors import ObjectExistsError, ObjectMissingError, StoreError, StoreUnavailableError
 from headgate.failpoint import failpoint
+from headgate.meters import STORE_ERRORS, STORE_RETRIES
 from headgate.store.base import Data, Store
 from headgate.store.retry import RetryPolicy
 
@@ -48,7 +49,12 @@ def create_exactly(store: Store, key: str, body: Data, clock: Clock, policy: Ret
                 return None if occupant == memoryview(body).cast("B") else occupant
         except StoreUnavailableError as error:
             last = error
+        except StoreError as error:
+            STORE_ERRORS.add(1, store.uri, type(error).__name__)
+            raise
+        STORE_ERRORS.add(1, store.uri, type(last).__name__)
         if attempt < policy.retries:
+            STORE_RETRIES.add(1, store.uri, "create")
             clock.sleep(policy.delay(attempt, clock))
     assert last is not None
     raise last

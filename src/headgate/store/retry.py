@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from headgate.clock import Clock
-from headgate.errors import DeleteIncompleteError, StoreUnavailableError
+from headgate.errors import DeleteIncompleteError, ObjectMissingError, StoreError, StoreUnavailableError
+from headgate.meters import STORE_ERRORS, STORE_RETRIES
 from headgate.store.base import Data, ObjectInfo, Store
 
 Result = TypeVar("Result")
@@ -40,25 +41,35 @@ class RetryingStore(Store):
     def uri(self) -> str:
         return self.inner.uri
 
-    def _again(self, call: Callable[[], Result]) -> Result:
-        for attempt in range(self._policy.retries):
+    def _again(self, operation: str, call: Callable[[], Result]) -> Result:
+        for attempt in range(self._policy.retries + 1):
             try:
                 return call()
-            except StoreUnavailableError:
-                self._clock.sleep(self._policy.delay(attempt, self._clock))
-        return call()
+            except ObjectMissingError:
+                raise
+            except StoreError as error:
+                self._count(operation, attempt, error)
+                if attempt == self._policy.retries or not isinstance(error, StoreUnavailableError):
+                    raise
+            self._clock.sleep(self._policy.delay(attempt, self._clock))
+        raise AssertionError("the last try returns or raises")
+
+    def _count(self, operation: str, attempt: int, error: StoreError) -> None:
+        STORE_ERRORS.add(1, self.uri, type(error).__name__)
+        if attempt < self._policy.retries and isinstance(error, StoreUnavailableError):
+            STORE_RETRIES.add(1, self.uri, operation)
 
     def create(self, key: str, data: Data) -> None:
         self.inner.create(key, data)
 
     def get(self, key: str) -> memoryview:
-        return self._again(lambda: self.inner.get(key))
+        return self._again("get", lambda: self.inner.get(key))
 
     def get_range(self, key: str, start: int, length: int) -> memoryview:
-        return self._again(lambda: self.inner.get_range(key, start, length))
+        return self._again("get", lambda: self.inner.get_range(key, start, length))
 
     def head(self, key: str) -> ObjectInfo:
-        return self._again(lambda: self.inner.head(key))
+        return self._again("head", lambda: self.inner.head(key))
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         attempt = 0
@@ -68,7 +79,8 @@ class RetryingStore(Store):
                     yield info
                     start_after, attempt = info.key, 0
                 return
-            except StoreUnavailableError:
+            except StoreUnavailableError as error:
+                self._count("list", attempt, error)
                 if attempt >= self._policy.retries:
                     raise
                 self._clock.sleep(self._policy.delay(attempt, self._clock))
@@ -76,14 +88,16 @@ class RetryingStore(Store):
 
     def delete(self, keys: Sequence[str]) -> None:
         left = list(keys)
-        for attempt in range(self._policy.retries):
+        for attempt in range(self._policy.retries + 1):
             try:
                 self.inner.delete(left)
                 return
             except StoreUnavailableError as error:
+                self._count("delete", attempt, error)
+                if attempt == self._policy.retries:
+                    raise
                 left = error.keys if isinstance(error, DeleteIncompleteError) else left
-                self._clock.sleep(self._policy.delay(attempt, self._clock))
-        self.inner.delete(left)
+            self._clock.sleep(self._policy.delay(attempt, self._clock))
 
     def settle(self, prefix: str) -> None:
         self.inner.settle(prefix)

@@ -32,6 +32,7 @@ from headgate.errors import (
 from headgate.failpoint import failpoint
 from headgate.manifest import ChainPoint, ShardManifest
 from headgate.manifest.model import Owner, ProducerMark, Segments, WalState
+from headgate.meters import CLAIM_SECONDS, WALK_SECONDS
 from headgate.wal.entry import Entry, decode_entry
 from headgate.wal.log import ShardLog
 from headgate.wal.loss import evidence_of_loss
@@ -121,6 +122,7 @@ def open_epoch(
         FencedError: another claimant was faster.
     """
     writer_id = writer_id or log.clock.token()
+    started = log.clock.monotonic()
 
     # 1. Survey: everything that can be wrong with the log is found before anything is written,
     #    because a claim fences a healthy incumbent (R13, K08, F09).
@@ -130,12 +132,16 @@ def open_epoch(
     # 2. Claim: the epoch, by compare-and-swap. Of two claimants each gets its own (F04).
     claimed = log.manifests.commit(lambda m: claim_change(log, m, survey, writer_id, flushes=begin is not None))
     failpoint("fence.claimed")
+    claimed_at = log.clock.monotonic()
+    CLAIM_SECONDS.observe(claimed_at - started, log.manifests.place, log.shard)
     if begin is not None:
         begin(claimed, survey.walk)
 
     for _ in range(_RESTARTS_MAX):
         try:
-            return _take_over(log, claimed, survey, replay, writer_id)
+            claim = _take_over(log, claimed, survey, replay, writer_id)
+            WALK_SECONDS.observe(log.clock.monotonic() - claimed_at, log.manifests.place, log.shard)
+            return claim
         except _TrimmedUnderWalk as trimmed:
             if replay is not None:
                 raise CommitConflictError(f"shard {log.shard} was trimmed while its rows were replayed", hint="open it again") from None
