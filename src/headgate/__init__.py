@@ -36,6 +36,7 @@ from headgate.memtable import MemTableStats
 from headgate.query.scan import Scan
 from headgate.shard import Shard
 from headgate.sharding import bucket, identity, unsharded
+from headgate.snapshot import Snapshot
 from headgate.table import Table, create_table, open_table
 from headgate.table_ack import TableAck
 from headgate.table_writer import TableWriter
@@ -78,6 +79,7 @@ __all__ = [
     "ShardWriter",
     "ShardWriterConfig",
     "SliceInfo",
+    "Snapshot",
     "SnapshotExpiredError",
     "StoreError",
     "StoreUnavailableError",

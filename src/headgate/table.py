@@ -36,6 +36,7 @@ from headgate.query.vector import metric_of, search
 from headgate.schema import RowRules, check_schema, encode_schema
 from headgate.shard import Places, Shard
 from headgate.sharding import check_sharding, first_shards, shards_of, unsharded
+from headgate.snapshot import Snapshot, State, unpinned
 from headgate.store import Location, probe
 from headgate.table_writer import TableWriter
 from headgate.view import ReadView
@@ -261,6 +262,35 @@ class Table:
         manifest, rules = self._watch.seen
         cut = cut_of(manifest.indexes, column)
         return search_text(self._loading(rules, at), rules, column, query, k, cut=cut, filter=filter, columns=columns)
+
+    def snapshot(self, at: str | Checkpoint | None = None, ttl: Duration | None = None) -> Snapshot:
+        """One state of the table that many processes read beside each other, in parts.
+
+        Args:
+            at: a checkpoint, its id or its name: its state. Writes nothing.
+            ttl: else the state as of now, held by a checkpoint with so long a lease, whose id it has; drop that
+                when it is no longer needed. None: nothing holds it, and nothing is written; once collection has
+                taken some of it, reads end in SnapshotExpiredError.
+
+        Raises:
+            NotFoundError: there is no such checkpoint.
+        """
+        if at is not None and ttl is not None:
+            raise InvalidInputError("a checkpoint has its own lease", hint="leave out ttl=, or at=; see refresh_checkpoint")
+        self.refresh()
+        id, expires = at.id if isinstance(at, Checkpoint) else at, None
+        states: tuple[State, ...] = ()
+        shards = self.shards
+        if ttl is not None and shards:  # without shards there is nothing to hold
+            id, shards = self.checkpoint(ttl=ttl).id, self.shards
+        if id is not None:
+            manifests = {shard.id: shard.log.manifests.load() for shard in shards}
+            id, held = resolved(list(manifests.values()), id)
+            shards = [shard for shard in shards if shard.id in held]
+            expires = min((e for s in shards if (e := manifests[s.id].checkpoints[id].expires_at) is not None), default=None)
+        else:
+            states = unpinned(shards)
+        return Snapshot(self._places.clock.token(), self.uri, tuple(shards), self._watch.rules, id, expires, states)
 
     def _shards_of(self, keys: pa.Table) -> set[str]:
         """Where these keys can be: no other shard is looked at."""

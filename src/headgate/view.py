@@ -163,28 +163,55 @@ class ShardReader:
         known = self._pinned.get(id)
         if known is None:
             try:
-                manifest = log.manifests.at(record.version)
-                memtable = self._pinned_tail(manifest, record)
+                known = self._keep(id, log.manifests.at(record.version), record.end)
             except ObjectMissingError as error:
                 if find_checkpoint(log.manifests.load(), id) is not None:
                     raise DataLossError(f"{error.object} is missing, and checkpoint {at!r} holds it", object=error.object) from error
                 raise SnapshotExpiredError(
                     f"checkpoint {at!r} expired while it was read", hint="take another one, with a longer lease"
                 ) from error
-            cache = RunCache(self.cache.columnar)
-            runs = cache.open(manifest.runs)
-            known = ReadView(log.shard, self._rules(), runs, (memtable.view(),), cache=cache, version=manifest.version)
-            while len(self._pinned) >= _PINNED_MAX:
-                self._pinned.pop(next(iter(list(self._pinned)), ""), None)
-            self._pinned[id] = known
         return replace(known, rules=self._rules())
 
-    def _pinned_tail(self, manifest: ShardManifest, record: CheckpointRecord) -> MemTable:
-        """The entries that the checkpoint holds: none of them can be collected, so one that is missing was."""
+    def view_of(self, version: int, id: str, end: int) -> ReadView:
+        """The shard as of a version of its manifest, with the log up to ``end``, though nothing holds it.
+
+        What was collected may stand there again: a version made anew by a late request, a seal where an
+        entry was. So the version must be the one of that ``id``, and of a log that is read the floor must
+        lie at or below its first entry still, by a manifest that is read afterwards.
+
+        Raises:
+            ObjectMissingError: some of it was collected.
+        """
+        name = f"{version}:{id}:{end}"
+        known = self._pinned.get(name)
+        if known is None:
+            log = self._log
+            manifest = log.manifests.at(version)
+            if manifest.id != id:
+                raise ObjectMissingError(f"version {version} of shard {log.shard} was collected", object=log.manifests.key(version))
+            known = self._keep(name, manifest, end)
+            latest, first = log.manifests.load(), manifest.cursor
+            if first.position < end and (latest.wal_floor > first.position or latest.wal.id != manifest.wal.id):
+                self._pinned.pop(name, None)
+                raise ObjectMissingError(f"position {first.position} was collected", object=log.space(manifest).key(*first))
+        return replace(known, rules=self._rules())
+
+    def _keep(self, name: str, manifest: ShardManifest, end: int) -> ReadView:
+        memtable = self._pinned_tail(manifest, end)
+        cache = RunCache(self.cache.columnar)
+        runs = cache.open(manifest.runs)
+        known = ReadView(self._log.shard, self._rules(), runs, (memtable.view(),), cache=cache, version=manifest.version)
+        while len(self._pinned) >= _PINNED_MAX:
+            self._pinned.pop(next(iter(list(self._pinned)), ""), None)
+        self._pinned[name] = known
+        return known
+
+    def _pinned_tail(self, manifest: ShardManifest, end: int) -> MemTable:
+        """The entries up to ``end``. None of those that a checkpoint holds can be collected."""
         log, tail = self._log, _Tail(manifest.wal.id, manifest.cursor)
         reader = ChainReader(log.space(manifest), log.clock)
         try:
-            while tail.end.position < record.end:
+            while tail.end.position < end:
                 entry = reader.read(tail.end)
                 if entry is None:
                     raise ObjectMissingError(f"position {tail.end.position} is missing", object=log.space(manifest).key(*tail.end))

@@ -24,7 +24,7 @@ from headgate.query.memory import FreshRows
 from headgate.query.run_index import RunIndex
 from headgate.query.scan import chosen_columns, exactly, limited, result_schema, visible_rows
 from headgate.query.shadow import shadowed
-from headgate.query.sources import RunSource, Source, in_memory, runs_of
+from headgate.query.sources import RunSource, Source, in_memory, runs_of, sources_of
 from headgate.view import ReadView
 
 _SAMPLES = 64
@@ -113,6 +113,37 @@ def scan_range(
     return limited(read(), limit)
 
 
+def count_rows(view: ReadView) -> int:
+    """How many rows its sources have together, also those that do not count. None is read."""
+    return sum(run.rows for run in view.runs) + sum(rows.rows for rows in in_memory(view))
+
+
+def scan_offsets(
+    view: ReadView,
+    columns: Sequence[str] | None = None,
+    start: int = 0,
+    stop: int | None = None,
+    *,
+    filter: str | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The same for a table without a key, whose rows all count: those at some offsets, counted through all sources, oldest first."""
+    rules = view.rules
+    if rules.key:
+        raise InvalidInputError("the table has a key, so rows of one source may hide others", hint="read ranges of keys")
+    chosen = chosen_columns(rules, columns)
+    condition = None if filter is None else Filter(filter, rules.schema)
+    schema = result_schema(rules, chosen)
+    first = 0
+    for source in sources_of(view):
+        low, high = max(start - first, 0), min(source.rows, source.rows if stop is None else stop - first)
+        first += source.rows
+        if low < high:
+            bits = source.mask.bits
+            mask = Mask(high - low, None if bits is None else bits.slice(low, high - low))
+            for rows in visible_rows(_PartOfSource(source, low, high, mask), chosen, condition):
+                yield exactly(rows, schema)
+
+
 def _order(view: ReadView) -> KeyOrder:
     if not view.rules.key:
         raise InvalidInputError("the table has no key, so no ranges of keys", hint="read its runs one by one")
@@ -160,7 +191,7 @@ def _merged(view: ReadView, indexes: Sequence[RunIndex], memory: Sequence[FreshR
         if start < stop:
             deleted = index.deleted_between(start, stop)
             mask = Mask(stop - start) if deleted is None else deleted.opposite()
-            yield _PartOfRun(RunSource(index.run, view.rules, mask), start, stop, mask.hiding(hidden[number]))
+            yield _PartOfSource(RunSource(index.run, view.rules, mask), start, stop, mask.hiding(hidden[number]))
     for number, (rows, (_, offsets)) in enumerate(zip(memory, fresh, strict=True), len(indexes)):
         newest = np.ones(len(offsets), np.bool_)
         newest[hidden[number]] = False
@@ -169,10 +200,10 @@ def _merged(view: ReadView, indexes: Sequence[RunIndex], memory: Sequence[FreshR
 
 
 @dataclass(frozen=True)
-class _PartOfRun:
-    """Rows of a run that follow each other; offsets count from the first of them."""
+class _PartOfSource:
+    """Rows of a source that follow each other; offsets count from the first of them."""
 
-    source: RunSource
+    source: Source
     start: int
     stop: int
     mask: Mask
