@@ -41,6 +41,7 @@ from headgate.failpoint import failpoint
 from headgate.keys import RunRows, newest_rows
 from headgate.manifest.model import ProducerMark, RunRecord, ShardManifest
 from headgate.memtable import Fresh, MemTable, MemTableStats
+from headgate.meters import FLUSH_BYTES, FLUSH_FAILURES, FLUSH_ROWS, FLUSH_SECONDS, REPLAYED_ENTRIES, REPLAYED_ROWS
 from headgate.run import DELETED
 from headgate.schema import RowRules, ids_in
 from headgate.store import RetryPolicy
@@ -76,6 +77,7 @@ class Generations:
         self._stopping = False
         self._epoch = 0
         self._generation = 1
+        self._place = (log.manifests.place, log.shard)
         self._flushed_count = self._failures = self._copied_bytes = 0
         self._replayed_entries = self._replayed_rows = 0
         self._schema: pa.Schema | None = None
@@ -123,6 +125,8 @@ class Generations:
             elif on_taken is not None:
                 on_taken(self.active.view())
             self._account()
+        REPLAYED_ENTRIES.add(self._replayed_entries, *self._place)
+        REPLAYED_ROWS.add(self._replayed_rows, *self._place)
 
     # -- taking entries
 
@@ -263,6 +267,7 @@ class Generations:
                 raise
             except Exception as error:  # a thread's end: told to the writer's callers, unless a later try succeeds
                 self._failures += 1
+                FLUSH_FAILURES.add(1, *self._place)
                 told = error.message if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"
                 if attempt == _TRIES.retries:
                     raise self._poison(error) from error
@@ -288,7 +293,7 @@ class Generations:
 
     def _flush_once(self, memtable: MemTable) -> None:
         """Write a run under a fresh name, then commit it together with the cursor."""
-        log, generation = self._log, self._generation
+        log, generation, started = self._log, self._generation, self._clock.monotonic()
         # Rows that were replayed may have columns that were added since we last looked at the table: they must be known first.
         rules = self._rules(self._highest_field)
         merged = newest_rows(memtable.puts, rules)
@@ -324,6 +329,9 @@ class Generations:
         log.manifests.commit(lambda manifest: self._with_run(manifest, memtable, record, generation, producers))
         failpoint("flush.committed")
         self._generation = generation + 1
+        FLUSH_SECONDS.observe(self._clock.monotonic() - started, *self._place)
+        FLUSH_ROWS.add(part.rows, *self._place)
+        FLUSH_BYTES.add(part.bytes, *self._place)
 
     def _with_run(
         self, manifest: ShardManifest, memtable: MemTable, record: RunRecord, generation: int, producers: dict[str, ProducerMark]

@@ -7,8 +7,9 @@ writer's life: open, put, close, abort. Does not own: any protocol; that is in `
 from __future__ import annotations
 
 import logging
+import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
+from headgate import meters
 from headgate.checkpoint import Checkpoint, check_lease, pin, with_checkpoint
 from headgate.clock import Thread
 from headgate.columnar import Columnar
@@ -178,6 +180,7 @@ class ShardWriter:
         if generations is not None:
             _live[_place_of(log)] = self
         self._keeper: Thread = self._clock.spawn(self._keep_records, name=f"headgate-records-{log.shard}")
+        meters.watch(self, _gauges)
 
     # -- writing
 
@@ -750,6 +753,43 @@ class ShardWriter:
 
 _live: WeakValueDictionary[tuple[str, str, str], ShardWriter] = WeakValueDictionary()
 """The last writer with a MemTable that this process opened of each shard."""
+
+
+_GENERATION = re.compile(r"g\d{10}-")
+
+
+def _gauges(writer: ShardWriter) -> Iterator[tuple[meters.Gauge, float, meters.Labels]]:
+    """What an open writer knows of itself and, from the manifests that it has seen, of its shard. Asks no store."""
+    if writer._closed or writer._pipeline.failure is not None:
+        return
+    place, pipeline, config = (writer._log.manifests.place, writer.shard), writer._pipeline.stats(), writer._config
+    yield meters.WRITERS, 1, place
+    yield meters.WRITER_EPOCH, writer.epoch, place
+    yield meters.WAL_QUEUED_PUTS, pipeline.queued_puts, place
+    yield meters.WAL_QUEUED_BYTES, pipeline.queued_bytes, place
+    yield meters.WAL_INFLIGHT_ENTRIES, pipeline.inflight_entries, place
+    yield meters.HELD_BYTES, writer._pipeline.held_bytes, place
+    yield meters.HELD_BYTES_LIMIT, config.max_unflushed_memtable_bytes, place
+    if writer._generations is not None:
+        held = writer._generations.stats()
+        yield meters.MEMTABLE_ROWS, held.active_rows, (*place, "active")
+        yield meters.MEMTABLE_ROWS, held.frozen_rows, (*place, "frozen")
+        yield meters.MEMTABLE_BYTES, held.active_bytes, (*place, "active")
+        yield meters.MEMTABLE_BYTES, held.frozen_bytes, (*place, "frozen")
+        yield meters.FROZEN_MEMTABLES, held.frozen, place
+        yield meters.PENDING_GENERATIONS_LIMIT, config.max_pending_generations, place
+    manifest, tip = writer._log.manifests.seen, pipeline.acknowledged_position + 1
+    if manifest is None:
+        return
+    yield meters.LAG_ENTRIES, max(0, tip - manifest.cursor.position), place
+    yield meters.RUNS, len(manifest.runs), place
+    yield meters.PENDING_GENERATIONS, sum(_GENERATION.match(run.id) is not None for run in manifest.runs), place
+    yield meters.RUN_ROWS, sum(run.rows for run in manifest.runs), place
+    yield meters.RUN_BYTES, sum(run.bytes for run in manifest.runs), place
+    yield meters.CHECKPOINTS, len(manifest.checkpoints), place
+    yield meters.CONSUMERS, len(manifest.consumers), place
+    for name, hold in manifest.consumers.items():
+        yield meters.CONSUMER_LAG_ENTRIES, max(0, tip - hold.position), (*place, name)
 
 
 def _place_of(log: ShardLog) -> tuple[str, str, str]:

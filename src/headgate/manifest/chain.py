@@ -59,6 +59,11 @@ class ManifestChain(Generic[AnyManifest]):
         """Where the store is that it is in."""
         return self._store.uri
 
+    @property
+    def seen(self) -> AnyManifest | None:
+        """The latest version that was read or committed here: nothing is asked. For those who watch."""
+        return self._latest
+
     def key(self, version: int) -> str:
         return f"{self._folder}{version:020d}.json"
 

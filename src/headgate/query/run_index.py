@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.keys import Bools, KeyOrder, Keys, Offsets
+from headgate.meters import CACHE_HITS, CACHE_MISSES
 from headgate.query.mask import Mask
 from headgate.run import DELETED, OpenRun
 from headgate.schema import RowRules, as_now
@@ -54,7 +55,9 @@ class RunIndex:
     def load(self, budget_bytes: int) -> None:
         """Read the keys, if that was not done, and keep all of them if they take no more than this."""
         if self._sample is not None:
+            CACHE_HITS.add(1, "keys")
             return
+        CACHE_MISSES.add(1, "keys")
         kept: list[Keys] | None = [] if self.rows * _KEY_BYTES_LEAST <= budget_bytes else None
         sample, size, at = [], 0, 0
         for keys in self._read(0, self.rows):

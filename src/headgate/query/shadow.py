@@ -18,6 +18,7 @@ from itertools import pairwise
 import numpy as np
 
 from headgate.keys import KeyOrder, Keys, NumberKeys, Offsets
+from headgate.meters import CACHE_BYTES, watch
 from headgate.query.mask import Mask
 from headgate.query.run_index import BLOCK_ROWS, RunIndex
 from headgate.schema import RowRules
@@ -56,6 +57,7 @@ def known_runs(view: ReadView, order: KeyOrder) -> KnownRuns:
     indexes = {run.record.id: known.indexes.get(run.record.id) or RunIndex(run, rules, order) for run in view.runs}
     masks = {id: mask for id, mask in list(known.masks.items()) if id in indexes}
     known = KnownRuns(signature, indexes, masks)
+    watch(known, lambda kept: [(CACHE_BYTES, sum(index.kept_bytes for index in kept.indexes.values()), ("keys",))])
     view.cache.masks = known
     return known
 

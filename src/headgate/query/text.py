@@ -37,6 +37,7 @@ from headgate.query.fresh_index import words_of_fresh, words_of_puts
 from headgate.query.mask import Mask
 from headgate.query.ranked import Asked, Candidates, matching_at
 from headgate.query.scan import Load, whole
+from headgate.meters import CACHE_BYTES, CACHE_HITS, CACHE_MISSES, watch
 from headgate.query.shadow import KEY_BUDGET_BYTES
 from headgate.query.sources import RunSource, Source, sources_of
 from headgate.query.words import PLAIN, Cut, Words, words_in, words_of
@@ -260,9 +261,11 @@ class KeptWords:
         key = (id(part), first, column, cut)
         known = self._kept.get(key)
         if known is not None and known[0]() is part:  # a number is given again when its object is gone
+            CACHE_HITS.add(1, "words")
             self._kept.pop(key, None)
             self._kept[key] = known  # the last to go
             return known[1]
+        CACHE_MISSES.add(1, "words")
         batches = list(part.scan([column], start=first, stop=first + _PART_ROWS))
         texts = [batch.column(0).cast(pa.large_string()) for batch in batches]
         words = words_of(texts[0] if len(texts) == 1 else pa.concat_arrays(texts), cut)
@@ -284,3 +287,4 @@ class KeptWords:
 
 
 KEPT = KeptWords(KEPT_BYTES_MAX)
+watch(KEPT, lambda kept: [(CACHE_BYTES, kept.nbytes, ("words",))])
