@@ -95,7 +95,8 @@ def with_checkpoint(
     cursor = manifest.cursor.position
     record = CheckpointRecord(
         position=cursor,
-        end=max(cursor, end),
+        # A load is newer than the entries before its place: they belong to it too.
+        end=max(end, manifest.last_place()),
         version=manifest.version + 1,
         name=name,
         created_at=created_at,

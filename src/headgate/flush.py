@@ -13,6 +13,10 @@ One commit adds the run and moves the cursor, so a reader finds each row in the 
 a run. Views take the MemTables first and the manifest after: a flush in between shows twice, and
 the cursor tells which of the two is meant; the other way round it would show in neither.
 
+A load that others have placed among the entries of a MemTable is newer than some of them and older
+than the rest. So the MemTable is cut there, and becomes a run on each side. Who finds out does it:
+a view, or the flush itself, when its commit meets the load: then it begins anew, with the older part.
+
 A replay that outgrows the limits is flushed on the way, before the claim is verified. That is
 safe for the same reason as everything else a writer commits: the commit fails if the epoch has
 moved on. It must bring along the ends of the epochs that its cursor passes.
@@ -21,7 +25,7 @@ moved on. It must bring along the ends of the epochs that its cursor passes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
@@ -38,13 +42,14 @@ from headgate.errors import (
     WriterPoisonedError,
 )
 from headgate.failpoint import failpoint
-from headgate.keys import RunRows, newest_rows
+from headgate.keys import newest_rows
 from headgate.manifest.model import ProducerMark, RunRecord, ShardManifest
 from headgate.memtable import Fresh, MemTable, MemTableStats
 from headgate.meters import FLUSH_BYTES, FLUSH_FAILURES, FLUSH_ROWS, FLUSH_SECONDS, REPLAYED_ENTRIES, REPLAYED_ROWS
-from headgate.run import DELETED
+from headgate.run import run_batches, run_schema
 from headgate.schema import RowRules, ids_in
 from headgate.store import RetryPolicy
+from headgate.view import cut_at
 from headgate.wal.entry import Entry, Put
 from headgate.wal.fence import Claim, Walk, check_epoch, over_seals
 from headgate.wal.log import ShardLog
@@ -54,8 +59,15 @@ from headgate.wal.producers import merge
 logger = logging.getLogger("headgate")
 
 _TRIES = RetryPolicy(retries=7, base_delay=0.1, max_delay=10.0)
-_BATCH_ROWS = 1 << 16
 _FINAL = (FencedError, ClosedError, StoreSyncError, DataLossError, WriterPoisonedError)
+
+
+class _LoadInside(Exception):
+    """A load stands among the entries of the MemTable that was to be committed as one run."""
+
+    def __init__(self, places: Sequence[int]) -> None:
+        super().__init__()
+        self.places = places
 
 
 class Generations:
@@ -101,7 +113,8 @@ class Generations:
         self._replayed_entries += 1
         self._replayed_rows += sum(put.rows.num_rows for put in entry.puts)
         while len(self._tables) > 1:
-            self._flush_until_done(self._tables[0])
+            if not self._flush_until_done(self._tables[0]):
+                continue
             self._tables = self._tables[1:]
             self._flushed_count += 1
             failpoint("replay.flushed")
@@ -160,6 +173,20 @@ class Generations:
             self._account()
             self._call()
 
+    def cut(self, places: Sequence[int]) -> None:
+        """Loads stand at these places: no MemTable may have entries on both sides of one.
+
+        One that is being flushed may be cut too: its commit fails, because the load is there by now.
+        """
+        with self.lock:
+            before, self._tables = self._tables, cut_at(self._tables, places)
+            if len(self._tables) == len(before) or self._pipeline is None:
+                return
+            if self._on_taken is not None and self.active is not before[-1]:
+                self._on_taken(self.active.view())
+            self._account()
+            self._call()
+
     def _account(self) -> None:
         """Tell the pipeline what is held: puts wait when it is too much, or in too many MemTables."""
         if self._pipeline is not None:
@@ -188,10 +215,10 @@ class Generations:
         """Wait until all that is in MemTables now is in committed runs. Raises what went wrong."""
         with self.lock:
             self.freeze()
-            wanted = self._flushed_count + len(self._tables) - 1
+            wanted = self.active.first.position
             if len(self._tables) > 1:
                 self._call()  # whoever froze them may have been interrupted before he did
-            while self._flushed_count < wanted:
+            while self._tables[0].first.position < wanted:
                 self._check()
                 self._flushed.wait()
 
@@ -239,7 +266,7 @@ class Generations:
             self._copied_bytes = 2 * memtable.bytes
             self._account()
         try:
-            self._flush_until_done(memtable)
+            is_done = self._flush_until_done(memtable)
         except (FencedError, ClosedError, WriterPoisonedError) as error:
             pipeline.fail(error)
             return False
@@ -249,6 +276,8 @@ class Generations:
         except BaseException as error:  # a thread's end: nobody may wait for a flush that will not come
             pipeline.fail(self._poison(error))
             raise
+        if not is_done:
+            return True
         with self.lock:
             assert self._tables[0] is memtable, "flushed in order, by one thread"
             self._tables, self._copied_bytes = self._tables[1:], 0
@@ -257,14 +286,20 @@ class Generations:
             self._flushed.notify_all()
         return True
 
-    def _flush_until_done(self, memtable: MemTable) -> None:
-        """In place, with pauses, a bounded number of times; then it is the end of the writer. The log has the rows."""
+    def _flush_until_done(self, memtable: MemTable) -> bool:
+        """In place, with pauses, a bounded number of times; then it is the end of the writer. The log has the rows.
+
+        False: it was cut, because a load stands in it; its parts take its place.
+        """
         for attempt in range(_TRIES.retries + 1):
             try:
                 self._flush_once(memtable)
-                return
+                return True
             except _FINAL:
                 raise
+            except _LoadInside as met:
+                self.cut(met.places)
+                return False
             except Exception as error:  # a thread's end: told to the writer's callers, unless a later try succeeds
                 self._failures += 1
                 FLUSH_FAILURES.add(1, *self._place)
@@ -273,6 +308,7 @@ class Generations:
                     raise self._poison(error) from error
                 logger.warning("shard %s: flush of generation %d failed, trying again: %s", self._log.shard, self._generation, told)
             self._pause(_TRIES.delay(attempt, self._clock))
+        raise AssertionError("the last try returns or raises")
 
     def _poison(self, error: BaseException) -> WriterPoisonedError:
         told = error.message if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"
@@ -297,14 +333,11 @@ class Generations:
         # Rows that were replayed may have columns that were added since we last looked at the table: they must be known first.
         rules = self._rules(self._highest_field)
         merged = newest_rows(memtable.puts, rules)
-        schema = merged.schema
-        if merged.deleted is not None:
-            schema = schema.append(pa.field(DELETED, pa.bool_(), False))
         failpoint("flush.merged")
         # A fresh name for every try: what a failed one left behind can never be taken for this one (C09).
         attempt = f"g{generation:010d}-{self._clock.token()}"
         path = f"shards/{log.shard}-{log.table_id}/runs/{attempt}/00000.lance"
-        part = self._columnar.write(path, schema, _marked(merged, schema))
+        part = self._columnar.write(path, run_schema(merged), run_batches(merged))
         assert part.rows == merged.num_rows, "every row is in the file"
         # Durable by now, folders too: the manifest that names it lets collection take the entries it replaces (R17).
         failpoint("flush.written")
@@ -350,6 +383,13 @@ class Generations:
                 f"{memtable.first.position} was not flushed",
                 object=f"shard {self._log.shard}",
             )
+        # Everything has its place in one order: after the loads before its first entry, before those past its last.
+        first, end = memtable.places()
+        places = [run.end for run in manifest.runs if run.first == run.end]
+        if any(first < place < end for place in places):
+            raise _LoadInside(places)
+        record = record.but(first=max([record.first, *(place for place in places if place <= first)]))
+        older = sum(run.end <= record.first for run in manifest.runs)
         segments, walk = manifest.ends(), self._walk
         merged = dict(manifest.producers)
         if walk is not None:
@@ -360,7 +400,7 @@ class Generations:
             merge(merged, walk.producers.items())
         merge(merged, producers.items())
         return manifest.but(
-            runs=(*manifest.runs, record),
+            runs=(*manifest.runs[:older], record, *manifest.runs[older:]),
             segments=segments.rows,
             cursor=over_seals(memtable.end, segments),
             next_generation=max(manifest.next_generation, generation + 1),
@@ -415,14 +455,3 @@ class Generations:
                 self._flushed.wait(left)
         if self._thread is not None:
             self._thread.join(seconds)
-
-
-def _marked(merged: RunRows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """A run's rows, with the column that marks tombstones where there are any."""
-    start = 0
-    for batch in merged.batches(_BATCH_ROWS):
-        if merged.deleted is not None:
-            marks = pa.array(merged.deleted[start : start + batch.num_rows])
-            batch = pa.RecordBatch.from_arrays([*batch.columns, marks], schema=schema)
-        start += batch.num_rows
-        yield batch

@@ -6,10 +6,14 @@ Owns: the puts, their sizes, when it is full. Does not own: which row of a key i
 An entry goes in when it is acknowledged, whole, and in order. So a MemTable never holds a row
 that could vanish, an entry never spans two of them, and the positions it covers follow each
 other without a gap: the cursor of the run it becomes is exact.
+
+A load that was placed among its entries is newer than those before its place and older than the
+rest. So a MemTable that turns out to span a load is cut there: two MemTables, with the same puts.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -51,6 +55,24 @@ class Fresh:
     def puts(self) -> list[Put]:
         return self.memtable.first_puts(self.count)
 
+    def places(self) -> tuple[int, int]:
+        """The position of its first entry, and the one past its last."""
+        return self.memtable.places(self.count)
+
+    def spans(self, place: int) -> bool:
+        """Are there entries on both sides of a place?"""
+        first, end = self.places()
+        return first < place < end
+
+
+class _Entry(NamedTuple):
+    """What a MemTable held after an entry."""
+
+    epoch: int
+    batches: int
+    rows: int
+    bytes: int
+
 
 class _Held(NamedTuple):
     """What a MemTable holds: replaced as a whole, so that taking an entry is one step, whatever interrupts it."""
@@ -66,15 +88,19 @@ class _Held(NamedTuple):
 class MemTable:
     """Grows by whole entries, under its writer's lock; what is in it stays as it is."""
 
-    __slots__ = ("__weakref__", "_held", "_puts", "cache", "first")
+    __slots__ = ("__weakref__", "_entries", "_held", "_positions", "_puts", "cache", "first", "run")
 
     def __init__(self, first: ChainPoint) -> None:
         self.first = first
         """Where it begins: everything before it is in runs or in older MemTables."""
         self._puts: list[Put] = []
+        self._positions: list[int] = []
+        self._entries: list[_Entry] = []
         self._held = _Held(0, 0, 0, 0, first, None)
         self.cache: Any = None
         """What readers made of its puts, kept for the next one; any reader may replace it by a longer one."""
+        self.run: Any = None
+        """The same as a run, where something newer is a run already (view)."""
 
     def append(self, epoch: int, position: int, puts: list[Put], size_bytes: int, now: float) -> None:
         """Take an acknowledged entry. Taking one again that was taken changes nothing."""
@@ -82,8 +108,11 @@ class MemTable:
         if position < held.end.position:
             return
         rows = held.rows + sum(put.rows.num_rows for put in puts)
-        del self._puts[held.batches :]  # what an interrupted call may have left
+        # What an interrupted call may have left.
+        del self._puts[held.batches :], self._positions[held.entries :], self._entries[held.entries :]
         self._puts += puts
+        self._positions.append(position)
+        self._entries.append(_Entry(epoch, held.batches + len(puts), rows, held.bytes + size_bytes))
         end = ChainPoint(epoch, position + 1)
         self._held = _Held(
             held.batches + len(puts), held.entries + 1, rows, held.bytes + size_bytes, end, now if held.born is None else held.born
@@ -121,6 +150,37 @@ class MemTable:
 
     def first_puts(self, count: int) -> list[Put]:
         return self._puts[:count]
+
+    def places(self, count: int | None = None) -> tuple[int, int]:
+        """The position of the first entry, and the one past the last, of the first ``count`` puts."""
+        held = self._held
+        if not held.entries:
+            return self.first.position, self.first.position
+        last = held.entries - 1
+        if count is not None and count < held.batches:
+            last = bisect_left(self._entries, count, hi=held.entries, key=lambda entry: entry.batches)
+        return self._positions[0], self._positions[last] + 1
+
+    def cut(self, place: int) -> tuple[MemTable, MemTable] | None:
+        """The entries before a place, and the others. None: they are all on one side of it."""
+        held = self._held
+        at = bisect_left(self._positions, place, hi=held.entries)
+        if at in (0, held.entries):
+            return None
+        last = self._entries[at - 1]
+        older = MemTable(self.first)
+        older._puts, older._positions, older._entries = self._puts[: last.batches], self._positions[:at], self._entries[:at]
+        end = ChainPoint(last.epoch, self._positions[at - 1] + 1)
+        older._held = _Held(last.batches, at, last.rows, last.bytes, end, held.born)
+        newer = MemTable(end)
+        newer._puts, newer._positions = self._puts[last.batches : held.batches], self._positions[at : held.entries]
+        newer._entries = [
+            _Entry(epoch, batches - last.batches, rows - last.rows, size - last.bytes)
+            for epoch, batches, rows, size in self._entries[at : held.entries]
+        ]
+        whole = newer._entries[-1]
+        newer._held = _Held(whole.batches, held.entries - at, whole.rows, whole.bytes, held.end, held.born)
+        return older, newer
 
     def view(self) -> Fresh:
         """All of it as of now."""

@@ -9,18 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.columnar import Columnar, Slice
-from headgate.manifest.model import RunRecord
+from headgate.columnar.arrow import ArrowSlice
+from headgate.keys import RunRows, newest_rows
+from headgate.manifest.model import RunRecord, SliceRecord
+from headgate.schema import RowRules
+from headgate.wal.entry import Put
 
 DELETED = "__headgate_deleted"
 """The column that marks tombstones, in runs that have any."""
 
 Offsets = npt.NDArray[np.int64]
+
+_BATCH_ROWS = 1 << 16
+_numbers = count()
 
 
 @dataclass(frozen=True)
@@ -89,3 +97,51 @@ class OpenRun:
         back = np.argsort(np.concatenate([chosen for chosen, _ in parts]))
         table = pa.Table.from_batches([rows for _, rows in parts]).combine_chunks()
         return table.take(pa.array(back)).combine_chunks().to_batches()[0]
+
+
+def run_schema(merged: RunRows) -> pa.Schema:
+    """Of a run's files: the log's columns, and the mark of tombstones where there are any."""
+    return merged.schema if merged.deleted is None else merged.schema.append(pa.field(DELETED, pa.bool_(), False))
+
+
+def run_batches(merged: RunRows) -> Iterator[pa.RecordBatch]:
+    """A run's rows, with the column that marks tombstones where there are any."""
+    start, schema = 0, run_schema(merged)
+    for batch in merged.batches(_BATCH_ROWS):
+        if merged.deleted is not None:
+            marks = pa.array(merged.deleted[start : start + batch.num_rows])
+            batch = pa.RecordBatch.from_arrays([*batch.columns, marks], schema=schema)
+        start += batch.num_rows
+        yield batch
+
+
+def run_in_memory(puts: Sequence[Put], rules: RowRules, first: int, end: int) -> OpenRun:
+    """What puts come to, as a run that no file holds: for views in which something newer is a run already."""
+    merged = newest_rows(puts, rules)
+    rows = pa.Table.from_batches(run_batches(merged), schema=run_schema(merged))
+    id = f"memory-{next(_numbers)}"
+    record = RunRecord(
+        id=id,
+        first=first,
+        end=end,
+        slices=(SliceRecord(path=id, rows=rows.num_rows, bytes=rows.nbytes),),
+        fields=tuple(zip(rules.field_ids, rules.schema.names, strict=True)),
+        tombstones=merged.tombstones,
+    )
+    return OpenRun(record, _InMemory(rows))
+
+
+class _InMemory(Columnar):
+    """The one slice of such a run."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._slice = ArrowSlice(rows)
+
+    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> SliceRecord:
+        raise NotImplementedError("rows in memory are not written")
+
+    def open(self, path: str) -> Slice:
+        return self._slice
+
+    def drop(self, path: str) -> None:
+        raise NotImplementedError("rows in memory go by themselves")

@@ -9,12 +9,17 @@ the cursor are in the runs of the manifest that says where the cursor is, so bot
 moment: t0 the manifest says cursor 10 · t1 a flush moves it to 20, collection takes 10 to 19 ·
 t2 nothing is found at 10, and it looks like the tip. So a missing entry is the tip only if a
 manifest that is read afterwards has its cursor where it was.
+
+A load may stand past the cursor, among entries that are still in the log: it is newer than those
+before its place, and older than the rest. Then what is in memory below it is given as a run, too,
+and the order is the same as ever: runs, oldest first, and what is newer than all of them. A view
+is a prefix of that order: it never has a load without the entries before it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +27,7 @@ from headgate.columnar import Columnar
 from headgate.errors import CommitConflictError, DataLossError, NotFoundError, ObjectMissingError, SnapshotExpiredError
 from headgate.manifest.model import ChainPoint, CheckpointRecord, RunRecord, ShardManifest
 from headgate.memtable import Fresh, MemTable
-from headgate.run import OpenRun
+from headgate.run import OpenRun, run_in_memory
 from headgate.schema import RowRules
 from headgate.wal.entry import Entry, Put
 from headgate.wal.log import ShardLog
@@ -76,6 +81,50 @@ def find_checkpoint(manifest: ShardManifest, at: str) -> tuple[str, CheckpointRe
     return next(((id, record) for id, record in manifest.checkpoints.items() if record.name == at), None)
 
 
+def arranged(
+    manifest: ShardManifest, fresh: Sequence[Fresh], rules: RowRules, cache: RunCache
+) -> tuple[tuple[OpenRun, ...], tuple[Fresh, ...]]:
+    """The sources of a view, oldest first: runs, what is in memory below loads among them, and what is newer than all of them.
+
+    Args:
+        fresh: what is in memory past the cursor, oldest first, cut at the loads' places.
+    """
+    opened = cache.open(manifest.runs)
+    loads = manifest.loads_past_cursor()
+    if not loads:
+        return opened, tuple(fresh)
+    runs = list(opened[: len(opened) - len(loads)])
+    left = [part for part in fresh if part.count]
+    for load, run in zip(loads, opened[len(opened) - len(loads) :], strict=True):
+        while left and left[0].places()[1] <= load.end:
+            runs.append(_as_run(left.pop(0), rules))
+        runs.append(run)
+    return tuple(runs), tuple(left)
+
+
+def _as_run(part: Fresh, rules: RowRules) -> OpenRun:
+    memtable = part.memtable
+    known = memtable.run
+    if known is None or known[0] != part.count or known[1] is not rules:
+        known = (part.count, rules, run_in_memory(part.puts, rules, *part.places()))
+        memtable.run = known  # of two readers at once one is forgotten: both are right
+    run: OpenRun = known[2]
+    return run
+
+
+def cut_at(memtables: Sequence[MemTable], places: Sequence[int]) -> tuple[MemTable, ...]:
+    """The same entries, in MemTables that have each place before, after or between them."""
+    parts: list[MemTable] = []
+    for memtable in memtables:
+        for place in places:
+            pieces = memtable.cut(place)
+            if pieces is not None:
+                parts.append(pieces[0])
+                memtable = pieces[1]
+        parts.append(memtable)
+    return tuple(parts)
+
+
 class _Tail:
     """The log from the cursor on, as far as it was read."""
 
@@ -83,20 +132,30 @@ class _Tail:
         self.wal_id = wal_id
         self.entries: deque[Entry] = deque()
         self.end = cursor
-        self.memtable = MemTable(cursor)
+        self.memtables: tuple[MemTable, ...] = (MemTable(cursor),)
+        """Oldest first, cut where loads were placed; only the last one grows."""
         self.seals: dict[int, int] = {}
+
+    @property
+    def first(self) -> ChainPoint:
+        return self.memtables[0].first
 
     def fits(self, manifest: ShardManifest) -> bool:
         cursor = manifest.cursor
-        return self.wal_id == manifest.wal.id and self.memtable.first.position <= cursor.position <= self.end.position
+        return self.wal_id == manifest.wal.id and self.first.position <= cursor.position <= self.end.position
+
+    def views(self, manifest: ShardManifest) -> tuple[Fresh, ...]:
+        """What was read, cut where the manifest has loads."""
+        self.memtables = cut_at(self.memtables, [load.end for load in manifest.loads_past_cursor()])
+        return tuple(memtable.view() for memtable in self.memtables)
 
     def drop_before(self, cursor: ChainPoint) -> None:
         """What is before the cursor is in runs. Views that were taken keep what they have."""
-        if cursor.position <= self.memtable.first.position:
+        if cursor.position <= self.first.position:
             return
         while self.entries and self.entries[0].position < cursor.position:
             self.entries.popleft()
-        self.memtable = MemTable(cursor)
+        self.memtables = (MemTable(cursor),)
         self.seals = {epoch: position for epoch, position in self.seals.items() if position >= cursor.position}
         for entry in self.entries:
             self._append(entry)
@@ -112,7 +171,7 @@ class _Tail:
         self._append(entry)
 
     def _append(self, entry: Entry) -> None:
-        self.memtable.append(entry.epoch, entry.position, list(entry.puts), entry.size_bytes, 0.0)
+        self.memtables[-1].append(entry.epoch, entry.position, list(entry.puts), entry.size_bytes, 0.0)
 
 
 class ShardReader:
@@ -143,14 +202,15 @@ class ShardReader:
             while self._taken:
                 self._returned.wait()
             self._taken = True
+        rules = self._rules()
         try:
             manifest, fresh = self._read()
-            runs = self.cache.open(manifest.runs)
+            runs, fresh = arranged(manifest, fresh, rules, self.cache)
         finally:
             with self._lock:
                 self._taken = False
                 self._returned.notify()
-        return ReadView(self._log.shard, self._rules(), runs, fresh, cache=self.cache, version=manifest.version)
+        return ReadView(self._log.shard, rules, runs, fresh, cache=self.cache, version=manifest.version)
 
     def _view_at(self, at: str) -> ReadView:
         """What a checkpoint pins: the runs of the version that added it, and the log up to where it was then."""
@@ -197,16 +257,16 @@ class ShardReader:
         return replace(known, rules=self._rules())
 
     def _keep(self, name: str, manifest: ShardManifest, end: int) -> ReadView:
-        memtable = self._pinned_tail(manifest, end)
+        rules, fresh = self._rules(), self._pinned_tail(manifest, end)
         cache = RunCache(self.cache.columnar)
-        runs = cache.open(manifest.runs)
-        known = ReadView(self._log.shard, self._rules(), runs, (memtable.view(),), cache=cache, version=manifest.version)
+        runs, fresh = arranged(manifest, fresh, rules, cache)
+        known = ReadView(self._log.shard, rules, runs, fresh, cache=cache, version=manifest.version)
         while len(self._pinned) >= _PINNED_MAX:
             self._pinned.pop(next(iter(list(self._pinned)), ""), None)
         self._pinned[name] = known
         return known
 
-    def _pinned_tail(self, manifest: ShardManifest, end: int) -> MemTable:
+    def _pinned_tail(self, manifest: ShardManifest, end: int) -> tuple[Fresh, ...]:
         """The entries up to ``end``. None of those that a checkpoint holds can be collected."""
         log, tail = self._log, _Tail(manifest.wal.id, manifest.cursor)
         reader = ChainReader(log.space(manifest), log.clock)
@@ -218,7 +278,7 @@ class ShardReader:
                 tail.pass_over(entry)
         finally:
             reader.close()
-        return tail.memtable
+        return tail.views(manifest)
 
     def _read(self) -> tuple[ShardManifest, tuple[Fresh, ...]]:
         log = self._log
@@ -234,7 +294,9 @@ class ShardReader:
             if agreed:
                 tail.drop_before(manifest.cursor)
                 self._tail = tail
-                return manifest, (tail.memtable.view(),)
+                if manifest.last_place() <= tail.end.position:
+                    return manifest, tail.views(manifest)
+                # A load was placed after what was written while we read: read on, so that what is older than it is there too.
         raise CommitConflictError(f"shard {log.shard} moves on faster than it can be read", hint="try again")
 
     def _extend(self, tail: _Tail, manifest: ShardManifest) -> tuple[bool, ShardManifest]:

@@ -43,7 +43,7 @@ from headgate.query.fresh_index import FreshIndexes, FreshIndexStats
 from headgate.query.scan import Scan
 from headgate.schema import RowRules, one_batch
 from headgate.store import RetryPolicy
-from headgate.view import ReadView, RunCache
+from headgate.view import ReadView, RunCache, arranged
 from headgate.wal.ack import Ack, decided, nothing
 from headgate.wal.appender import EpochWriter
 from headgate.wal.entry import Op, Put, encoded_bytes
@@ -63,6 +63,7 @@ _PUT_BYTES_MAX = (1 << 31) - (1 << 20)
 _ACKS_KEPT_PER_PRODUCER = 1024
 _ABORT_SECONDS = 5.0
 _VIEWS_MAX = 64
+_LOAD_PAUSE_SECONDS = 0.002
 _REPLAY_KEPT_BYTES_MAX = 1 << 30
 
 Freshness = Literal["durable", "memory"]
@@ -96,16 +97,31 @@ class BackpressureStats:
     timeouts: int
 
 
+class _LoadAbove(Exception):
+    """A load stands past the cursor: what it is newer than is still in the log."""
+
+
 class _Producer:
     """What this writer accepted from one producer."""
 
-    __slots__ = ("acks", "mark", "sequence", "used")
+    __slots__ = ("acks", "mark", "offered", "sequence", "used")
 
     def __init__(self, mark: ProducerMark | None) -> None:
         self.mark = mark
         self.sequence = mark.sequence if mark is not None else -1
         self.used = False
         self.acks: OrderedDict[int, Ack] = OrderedDict()
+        self.offered: tuple[int, Ack] | None = None
+
+    def settle(self) -> None:
+        """Under the lock: what was offered counts if its put was accepted. An interrupt may come between the two, or here."""
+        if self.offered is None:
+            return
+        sequence, ack = self.offered
+        if ack._accepted:
+            self.acks[sequence] = ack
+            self.sequence, self.used = sequence, True
+        self.offered = None
 
 
 class ShardWriter:
@@ -316,7 +332,10 @@ class ShardWriter:
         """The highest sequence accepted from a producer; None: never heard of."""
         with self._pipeline.lock:
             known = self._producers.get(name)
-            return known.sequence if known is not None and known.sequence >= 0 else None
+            if known is None:
+                return None
+            known.settle()
+            return known.sequence if known.sequence >= 0 else None
 
     @property
     def rules(self) -> RowRules:
@@ -341,6 +360,7 @@ class ShardWriter:
         known = self._producers.get(name)
         if known is None:
             known = _Producer(None)
+        known.settle()
         if sequence <= known.sequence:
             first = known.acks.get(sequence)
             if first is not None:
@@ -357,9 +377,7 @@ class ShardWriter:
                 hint=f"send {known.sequence + 1}: sequences follow each other, so that nothing overtakes",
             )
         self._producers[name] = known
-        known.used = True
-        known.sequence = sequence
-        known.acks[sequence] = ack
+        known.offered = sequence, ack
         return None
 
     def _acknowledged(self, position: int, puts: list[Put], size_bytes: int) -> None:
@@ -417,8 +435,16 @@ class ShardWriter:
             pin(self._log, id, name=name, created_at=now, expires_at=expires, end=end, shards=shards)
             return Checkpoint(id, name, now, expires)
         self._with_memtable('scope="all"')
-        self.flush()
-        failpoint("checkpoint.flushed")
+        for _ in range(_VIEWS_MAX):
+            self.flush()
+            failpoint("checkpoint.flushed")
+            try:
+                return self._checkpoint_flushed(id, name, now, expires, shards)
+            except _LoadAbove:
+                continue  # placed since the flush, after entries that were put since
+        raise CommitConflictError(f"shard {self.shard}: others load faster than it can be flushed", hint="try again")
+
+    def _checkpoint_flushed(self, id: str, name: str | None, now: float, expires: float | None, shards: Sequence[str]) -> Checkpoint:
         quiet = False
         cleanness: Literal["dirty", "clean"] = "clean"  # until a manifest tells: whatever goes wrong below, it may say so
         try:
@@ -431,6 +457,8 @@ class ShardWriter:
 
             def add(manifest: ShardManifest) -> ShardManifest | None:
                 check_epoch(self._log, manifest, self.epoch)
+                if manifest.loads_past_cursor():
+                    raise _LoadAbove
                 # What was put since the flush stays in the log, past the cut: still replayed, and not part of this (K04).
                 end = manifest.cursor.position
                 pinned = with_checkpoint(self._log, manifest, id, name=name, created_at=now, expires_at=expires, end=end, shards=shards)
@@ -567,9 +595,17 @@ class ShardWriter:
             cursor = manifest.cursor.position
             if pending and cursor > acknowledged + 1:
                 continue  # what was pending may be in a run by now, and below something newer
-            runs = self._runs.open(manifest.runs)
+            places = [load.end for load in manifest.loads_past_cursor()]
+            if places and places[-1] > acknowledged + 1:
+                self._clock.sleep(_LOAD_PAUSE_SECONDS)  # entries before its place are durable, and not here yet: they come first
+                continue
             fresh = tuple(part for part in fresh if part.count and part.memtable.end.position > cursor)
-            return ReadView(self.shard, self.rules, runs, fresh, pending, cache=self._runs, version=manifest.version)
+            if any(part.spans(place) for part in fresh for place in places):
+                generations.cut(places)
+                continue
+            rules = self.rules
+            runs, fresh = arranged(manifest, fresh, rules, self._runs)
+            return ReadView(self.shard, rules, runs, fresh, pending, cache=self._runs, version=manifest.version)
         raise CommitConflictError(
             f"shard {self.shard} flushes faster than it can be read", hint='try again, or read with freshness="durable"'
         )

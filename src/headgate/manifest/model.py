@@ -384,6 +384,13 @@ class ShardManifest(Manifest):
             for epoch, position in ends.items()
         )
 
+    def loads_past_cursor(self) -> tuple[RunRecord, ...]:
+        """Loads whose place is among what the log still holds, oldest first: the last of ``runs``."""
+        cursor, count = self.cursor.position, len(self.runs)
+        while count and self.runs[count - 1].end > cursor:
+            count -= 1
+        return self.runs[count:]
+
     def last_place(self) -> int:
         """Nothing may be placed before this position: what lies below is closed."""
         return max([self.cursor.position, *(run.end for run in self.runs[-1:]), *(load.position for load in self.loads[-1:])])
