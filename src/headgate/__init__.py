@@ -1,5 +1,6 @@
 """Durable, low-latency, fenced writes into columnar tables on object storage."""
 
+from headgate import metrics
 from headgate.checkpoint import Checkpoint
 from headgate.compact import CompactionReport
 from headgate.config import ShardWriterConfig
@@ -101,6 +102,7 @@ __all__ = [
     "bucket",
     "create_table",
     "identity",
+    "metrics",
     "open_table",
     "scalar_index",
     "text_index",

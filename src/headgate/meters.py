@@ -18,10 +18,10 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from weakref import ref
 
-from headgate.clock import SYSTEM_CLOCK
+from headgate.clock import SYSTEM_CLOCK, Clock
 
 SERIES_MAX = 1000
 OTHER = "other"
@@ -30,6 +30,7 @@ SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 _LEAVERS_CHECKED_EVERY = 64
 
 Labels = tuple[str, ...]
+Result = TypeVar("Result")
 
 _lock = SYSTEM_CLOCK.lock()
 
@@ -210,6 +211,34 @@ STORE_RETRIES = Counter(
     "store_retries", "Requests sent again after a failure that may pass; create is the PUT of entries and manifests.", "store", "operation"
 )
 STORE_ERRORS = Counter("store_errors", "Failed requests, retried or not, by the class of the error.", "store", "kind")
+
+
+class ReadMeter:
+    """Times the reads of one kind. What the caller does between two batches does not count."""
+
+    def __init__(self, clock: Clock, table: str, kind: str) -> None:
+        self._clock, self._labels = clock, (table, kind)
+
+    def whole(self, read: Callable[[], Result], rows: Callable[[Result], int] = lambda result: 0) -> Result:
+        start = self._clock.monotonic()
+        result = read()
+        self._note(self._clock.monotonic() - start, rows(result))
+        return result
+
+    def streamed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        seconds, rows, start = 0.0, 0, self._clock.monotonic()
+        try:
+            for batch in batches:
+                seconds, rows = seconds + self._clock.monotonic() - start, rows + batch.num_rows
+                yield batch
+                start = self._clock.monotonic()
+            seconds += self._clock.monotonic() - start
+        finally:
+            self._note(seconds, rows)
+
+    def _note(self, seconds: float, rows: int) -> None:
+        READ_SECONDS.observe(seconds, *self._labels)
+        READ_ROWS.add(rows, *self._labels)
 
 
 class PipelineCounts:

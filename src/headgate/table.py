@@ -28,6 +28,7 @@ from headgate.life.status import RunInfo, TableStatus, shard_runs, shard_status
 from headgate.life.verify import VerifyReport, verify_shard
 from headgate.manifest import TableManifest
 from headgate.manifest.model import AnyIndex, ShardingRule
+from headgate.meters import ReadMeter
 from headgate.query.fresh_index import cut_of
 from headgate.query.lookup import asked_keys, lookup
 from headgate.query.scan import Load, Scan
@@ -180,7 +181,10 @@ class Table:
             NotFoundError: there is no such checkpoint (when rows are read).
         """
         rules = self._watch.latest(force=True)
-        return Scan(self._loading(rules, at, freshness), rules, columns=columns, filter=filter, limit=limit)
+        return Scan(self._loading(rules, at, freshness), rules, columns=columns, filter=filter, limit=limit, meter=self._meter("scan"))
+
+    def _meter(self, kind: str) -> ReadMeter:
+        return ReadMeter(self._places.clock, self.uri, kind)
 
     def lookup(self, keys: Any, columns: Sequence[str] | None = None, at: str | Checkpoint | None = None) -> pa.Table:
         """The newest rows of these keys, each once, in the order first asked for; keys that are not there are left out.
@@ -195,7 +199,8 @@ class Table:
         """
         rules = self._watch.latest(force=True)
         wanted = asked_keys(rules, keys)
-        return lookup(self._loading(rules, at, shards=self._shards_of(wanted)), rules, wanted, columns)
+        load = self._loading(rules, at, shards=self._shards_of(wanted))
+        return self._meter("lookup").whole(lambda: lookup(load, rules, wanted, columns), _rows)
 
     def sql(self, query: str, at: str | Checkpoint | None = None) -> pa.Table:
         """The result of a SQL query in which the table is called ``t``, e.g. ``"select count(*) from t"``. Writes nothing.
@@ -208,7 +213,7 @@ class Table:
         from headgate.query.sql import sql  # brings pandas along, a second to load: only those who ask pay
 
         rules = self._watch.latest(force=True)
-        return sql(self._loading(rules, at), rules, query)
+        return self._meter("sql").whole(lambda: sql(self._loading(rules, at), rules, query), _rows)
 
     def search(
         self,
@@ -235,7 +240,10 @@ class Table:
         self._watch.refresh()
         manifest, rules = self._watch.seen
         metric = metric_of(manifest.indexes, column)
-        return search(self._loading(rules, at), rules, column, query, k, metric=metric, filter=filter, columns=columns)
+        load = self._loading(rules, at)
+        return self._meter("search").whole(
+            lambda: search(load, rules, column, query, k, metric=metric, filter=filter, columns=columns), _rows
+        )
 
     def search_text(
         self,
@@ -261,7 +269,10 @@ class Table:
         self._watch.refresh()
         manifest, rules = self._watch.seen
         cut = cut_of(manifest.indexes, column)
-        return search_text(self._loading(rules, at), rules, column, query, k, cut=cut, filter=filter, columns=columns)
+        load = self._loading(rules, at)
+        return self._meter("search_text").whole(
+            lambda: search_text(load, rules, column, query, k, cut=cut, filter=filter, columns=columns), _rows
+        )
 
     def snapshot(self, at: str | Checkpoint | None = None, ttl: Duration | None = None) -> Snapshot:
         """One state of the table that many processes read beside each other, in parts.
@@ -486,6 +497,10 @@ class Table:
 
     def __repr__(self) -> str:
         return f"Table({self.uri!r}, key={list(self.key)}, shards={len(self._manifest.shards)})"
+
+
+def _rows(found: pa.Table) -> int:
+    return int(found.num_rows)
 
 
 def create_table(

@@ -20,6 +20,7 @@ import pyarrow as pa
 from headgate.columnar.base import rows_without_columns
 from headgate.columnar.expression import Filter
 from headgate.errors import DataLossError, InvalidInputError, NotFoundError, ObjectMissingError, SnapshotExpiredError
+from headgate.meters import ReadMeter
 from headgate.query.shadow import KEY_BUDGET_BYTES
 from headgate.query.sources import Source, sources_of
 from headgate.schema import RowRules
@@ -40,6 +41,7 @@ class Scan:
         columns: which, in this order; None: all.
         filter: a SQL expression over any of the table's columns.
         limit: at most so many rows.
+        meter: where reads are timed.
 
     Raises:
         InvalidInputError: there is no such column, the filter is no expression over the columns, or
@@ -54,8 +56,9 @@ class Scan:
         columns: Sequence[str] | None = None,
         filter: str | None = None,
         limit: int | None = None,
+        meter: ReadMeter | None = None,
     ) -> None:
-        self._load, self._rules = load, rules
+        self._load, self._rules, self._meter = load, rules, meter
         self.columns = chosen_columns(rules, columns)
         self._filter = None if filter is None else Filter(filter, rules.schema)
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
@@ -74,15 +77,25 @@ class Scan:
             SnapshotExpiredError: what is being read was collected meanwhile. Scan again.
         """
         schema = self.schema
-        return streamed(self._load, lambda views: (exactly(rows, schema) for rows in self._rows(views)))
+        batches = streamed(self._load, lambda views: (exactly(rows, schema) for rows in self._rows(views)))
+        return batches if self._meter is None else self._meter.streamed(batches)
 
     def to_arrow(self) -> pa.Table:
+        return self._timed(self._to_arrow, lambda table: table.num_rows)
+
+    def _to_arrow(self) -> pa.Table:
         schema = self.schema
         batches = whole(self._load, lambda views: [exactly(rows, schema) for rows in self._rows(views)])
         return pa.Table.from_batches(batches, schema)
 
+    def _timed(self, read: Callable[[], Result], rows: Callable[[Result], int]) -> Result:
+        return read() if self._meter is None else self._meter.whole(read, rows)
+
     def count(self) -> int:
         """How many rows; without a filter none of them is read."""
+        return self._timed(self._count, lambda rows: 0)
+
+    def _count(self) -> int:
         if self._filter is None:
             rows = whole(self._load, lambda views: sum(source.mask.count for source in all_sources(views, self._rules)))
         else:

@@ -33,11 +33,11 @@ import pyarrow.types as types
 from headgate.columnar import Slice
 from headgate.errors import InvalidInputError
 from headgate.keys import Offsets
+from headgate.meters import CACHE_BYTES, CACHE_HITS, CACHE_MISSES, watch
 from headgate.query.fresh_index import words_of_fresh, words_of_puts
 from headgate.query.mask import Mask
 from headgate.query.ranked import Asked, Candidates, matching_at
 from headgate.query.scan import Load, whole
-from headgate.meters import CACHE_BYTES, CACHE_HITS, CACHE_MISSES, watch
 from headgate.query.shadow import KEY_BUDGET_BYTES
 from headgate.query.sources import RunSource, Source, sources_of
 from headgate.query.words import PLAIN, Cut, Words, words_in, words_of
