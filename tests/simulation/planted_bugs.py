@@ -168,7 +168,7 @@ def acknowledged_out_of_order():
     def any_order(self, landed):
         if self._failure is None:
             for flight in [f for f in self._flights if f.landed]:
-                self._flights.remove(flight)
+                self._flights = tuple(other for other in self._flights if other is not flight)
                 self._acked = max(self._acked, flight.position)
                 self._unacknowledged_bytes -= flight.size
                 self._flying_bytes -= flight.size

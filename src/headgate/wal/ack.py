@@ -59,11 +59,12 @@ class Ack:
     Giving up waiting changes nothing: the put goes on, and is applied once or not at all.
     """
 
-    __slots__ = ("_callbacks", "_done", "_duplicate", "_error", "_gate", "_leader", "_place")
+    __slots__ = ("_accepted", "_callbacks", "_done", "_duplicate", "_error", "_gate", "_leader", "_place")
 
     def __init__(self, clock: Clock, leader: Leader | None = None) -> None:
         self._gate = clock.gate()
         self._leader = leader
+        self._accepted = False  # in the queue, for good; set in one step with that
         self._done = False
         self._error: HeadgateError | None = None
         self._place: tuple[str, int, int] | None = None
@@ -153,7 +154,7 @@ class Ack:
 def decided(clock: Clock, shard: str, epoch: int, position: int) -> Ack:
     """The Ack of a duplicate whose first copy is durable."""
     ack = Ack(clock)
-    ack._duplicate = True
+    ack._accepted = ack._duplicate = True
     ack._decide((shard, epoch, position))
     ack._wake()
     return ack
@@ -162,6 +163,7 @@ def decided(clock: Clock, shard: str, epoch: int, position: int) -> Ack:
 def nothing(clock: Clock) -> Ack:
     """The Ack of a put of which no row was left."""
     ack = Ack(clock)
+    ack._accepted = True
     ack._decide(None)
     ack._wake()
     return ack

@@ -23,6 +23,10 @@ The interleavings that matter, with entries p and p+1 in flight:
   p+1 lands first: it waits for p; nobody is told before everything before it is durable.
   p meets a seal: fenced; p+1, landed or not, is never acknowledged. It lies past the seal.
   p fails for good: poison; p+1 may have landed and is not acknowledged: the successor seals p.
+
+A waiter, and whoever puts, may be interrupted (Ctrl-C) anywhere Python lets a signal in: at a call, never within an
+assignment. So each step is one assignment of what was made before: a put is accepted, together with its producer's sequence,
+or never came; puts are in the queue or in a flight. What stands in the queue besides is swept out by the next step.
 """
 
 from __future__ import annotations
@@ -66,17 +70,17 @@ class PipelineStats:
 
 
 class _Item:
-    __slots__ = ("ack", "put", "schema", "size")
+    __slots__ = ("ack", "number", "put", "schema", "size")
 
-    def __init__(self, put: Put, schema: pa.Schema, size: int, ack: Ack) -> None:
-        self.put, self.schema, self.size, self.ack = put, schema, size, ack
+    def __init__(self, number: int, put: Put, schema: pa.Schema, size: int, ack: Ack) -> None:
+        self.number, self.put, self.schema, self.size, self.ack = number, put, schema, size, ack
 
 
 class _Flight:
     __slots__ = ("body", "decided", "items", "landed", "position", "size", "started", "written")
 
-    def __init__(self, position: int, items: list[_Item], size: int, started: float) -> None:
-        self.position, self.items, self.size, self.started = position, items, size, started
+    def __init__(self) -> None:
+        self.position, self.items, self.size, self.started = -1, list[_Item](), 0, 0.0
         self.body: memoryview | None = None
         self.written = self.landed = False
         self.decided: list[_Flight] = []
@@ -128,7 +132,7 @@ class Pipeline:
         self._settled = clock.condition(self.lock)
 
         self._queue: deque[_Item] = deque()
-        self._flights: deque[_Flight] = deque()
+        self._flights: tuple[_Flight, ...] = ()
         self._queued_bytes = 0
         self._unacknowledged_bytes = 0
         self._flying_bytes = 0
@@ -137,7 +141,7 @@ class Pipeline:
         self._crowded = False
         self.before_persist: Callable[[], None] | None = None
         """Called, without the lock, before an entry is sent, while it is set."""
-        self._accepted = 0
+        self._accepted = self._departed = 0  # puts; those between the two are in the queue
         self._next = writer.claim.first.position
         self._acked = self._next - 1
         self._last_start = -1e9
@@ -176,16 +180,30 @@ class Pipeline:
                 self._wait_for_room(size, timeout)
             if admit is not None and (first := admit(ack)) is not None:
                 return first
-            self._enqueue(_Item(put, schema, size, ack))
+            self._enqueue(_Item(self._accepted, put, schema, size, ack), reserved=0)
         return ack
 
-    def _enqueue(self, item: _Item) -> None:
+    def _enqueue(self, item: _Item, reserved: int) -> None:
+        if len(self._queue) != self._accepted - self._departed:
+            self._sweep()
         self._queue.append(item)
-        self._accepted += 1
-        self._queued_bytes += item.size
-        self._unacknowledged_bytes += item.size
+        self._accepted, self._queued_bytes, self._unacknowledged_bytes, self._reserved_bytes, item.ack._accepted = (
+            self._accepted + 1,
+            self._queued_bytes + item.size,
+            self._unacknowledged_bytes + item.size,
+            self._reserved_bytes - reserved,
+            True,
+        )
         if not self._watching or self._queued_bytes >= self._overlap_at_bytes:
             self._call_slot()
+
+    def _sweep(self) -> None:
+        """Take out of the queue what an interrupted put or departure left there."""
+        queue = self._queue
+        while queue and queue[0].number < self._departed:
+            queue.popleft()
+        while queue and queue[-1].number >= self._accepted:
+            queue.pop()
 
     # -- room
 
@@ -212,12 +230,13 @@ class Pipeline:
         """Queue a put whose room was reserved. Never blocks; a writer that failed meanwhile says so in the Ack."""
         ack = Ack(self._clock, self)
         with self.lock:
-            self._unreserve(size)
             if self._failure is None and not self._closing:
                 if admit is not None and (first := admit(ack)) is not None:
+                    self._unreserve(size)
                     return first
-                self._enqueue(_Item(put, schema, size, ack))
+                self._enqueue(_Item(self._accepted, put, schema, size, ack), reserved=size)
                 return ack
+            self._unreserve(size)
             ack._decide(None, self._failure_for(None) if self._failure is not None else self._refusal())
         ack._wake()
         return ack
@@ -273,31 +292,40 @@ class Pipeline:
         """
         if self._flights:  # whoever lands the last of them looks at the queue afterwards
             return None
-        with self.lock:
-            if ack.done() or not self._queue or self._flights or self._failure is not None:
-                return None
-            delay = self._delay()
-            if delay > 0.0:
-                if self._pacer is None:
-                    self._pacer = ack  # one of those who wait looks at the time; the others are told
-                return delay if self._pacer is ack else None
-            flight = self._depart()
-            self._led = True
+        flight = _Flight()
         try:
+            with self.lock:
+                if ack.done() or self._accepted == self._departed or self._flights or self._failure is not None:
+                    return None
+                delay = self._delay()
+                if delay > 0.0:
+                    if self._pacer is None:
+                        self._pacer = ack  # one of those who wait looks at the time; the others are told
+                    return delay if self._pacer is ack else None
+                self._depart(flight)
+                self._led = True
             self._fly_or_fail(flight)
+            if self._accepted > self._departed:
+                self.nudge()
         except BaseException:
-            # The waiter was interrupted. Giving up waiting changes nothing: another thread sends the
-            # same bytes again, and finds them there if they had landed.
-            self._clock.spawn(lambda: self._fly_or_fail(flight), name=f"headgate-wal-{self._shard}-again")
+            self._hand_over(flight)
             raise
-        if self._queue:
-            self.nudge()
         return 0.0
+
+    def _hand_over(self, flight: _Flight) -> None:
+        """The waiter was interrupted. Giving up waiting changes nothing: another thread sends the same bytes again,
+        finds them there if they had landed, and tells whoever was not told."""
+        with self.lock:
+            is_under_way = flight in self._flights or bool(flight.decided)
+        if is_under_way:
+            self._clock.spawn(lambda: self._fly_or_fail(flight), name=f"headgate-wal-{self._shard}-again")
+        else:
+            self.nudge()
 
     def nudge(self) -> None:
         """Somebody waits who cannot lead: see that a slot comes for what is queued."""
         with self.lock:
-            if self._queue:
+            if self._accepted > self._departed:
                 self._call_slot()
 
     # -- slots
@@ -336,7 +364,7 @@ class Pipeline:
             delay: float | None = None
             if self._failure is not None:
                 return None
-            if not self._queue:
+            if self._accepted == self._departed:
                 if self._closing:
                     return None
                 if self._led:
@@ -353,27 +381,37 @@ class Pipeline:
                 self._watching = True
                 self._work.wait(delay)
                 self._watching = False
-        flight = self._depart()
-        if self._queue:
+        flight = _Flight()
+        self._depart(flight)
+        if self._accepted > self._departed:
             self._call_slot()
         return flight
 
-    def _depart(self) -> _Flight:
+    def _depart(self, flight: _Flight) -> None:
         """Take as much of the queue as one entry holds, at the next position."""
-        items = [self._queue.popleft()]
-        size, schema = items[0].size, items[0].schema
-        while self._queue and size + self._queue[0].size <= self._max_entry_bytes and self._queue[0].schema is schema:
-            item = self._queue.popleft()
+        if len(self._queue) != self._accepted - self._departed:
+            self._sweep()
+        queue, items, size = self._queue, flight.items, 0
+        schema = queue[0].schema
+        for item in queue:
+            if items and (size + item.size > self._max_entry_bytes or item.schema is not schema):
+                break
             size += item.size
             items.append(item)
-        self._queued_bytes -= size
-        self._flying_bytes += size
-        self._pacer = None
-        self._last_start = self._clock.monotonic()
-        flight = _Flight(self._next, items, size, self._last_start)
-        self._next += 1
-        self._flights.append(flight)
-        return flight
+        flight.position, flight.size, flight.started = self._next, size, self._clock.monotonic()
+        rest: deque[_Item] = deque() if len(items) == len(queue) else queue
+        self._queue, self._flights, self._next, self._departed, self._queued_bytes, self._flying_bytes, self._last_start, self._pacer = (
+            rest,
+            (*self._flights, flight),
+            self._next + 1,
+            items[-1].number + 1,
+            self._queued_bytes - size,
+            self._flying_bytes + size,
+            flight.started,
+            None,
+        )
+        if rest:
+            self._sweep()
 
     def _delay(self) -> float:
         """How long the pending puts should wait for company, or for the rate."""
@@ -382,7 +420,7 @@ class Pipeline:
         if self._queued_bytes < self._overlap_at_bytes:
             if self._flights:
                 delay = max(delay, self._flights[-1].started + _OVERLAP_AFTER_SECONDS - now)
-            elif len(self._queue) < self._company:
+            elif self._accepted - self._departed < self._company:
                 delay = max(delay, self._last_landed + min(_COMPANY_SECONDS_MAX, _COMPANY_SECONDS * self._company) - now)
         return delay
 
@@ -435,9 +473,9 @@ class Pipeline:
                 )
             decided += len(flight.items)
             landed.decided.append(flight)
-            self._flights.popleft()
+            self._flights = self._flights[1:]
         if decided:
-            self._company = max(decided + len(self._queue), self._company - 1)
+            self._company = max(decided + self._accepted - self._departed, self._company - 1)
             self._last_landed = self._clock.monotonic()
             if self._waiting_room:
                 self._room.notify_all()
@@ -447,34 +485,34 @@ class Pipeline:
     # -- ends
 
     def fail(self, error: HeadgateError, cause: BaseException | None = None) -> None:
-        """Poison: every waiter and every later call gets the error, at once."""
+        """Poison: every waiter and every later call gets the error, at once. The first error stays; once more tells who was not told."""
         with self.lock:
-            if self._failure is not None:
-                return
+            self._sweep()
             waiting: list[tuple[_Item, int | None]] = [(item, f.position) for f in self._flights for item in f.items]
             waiting += [(item, None) for item in self._queue]
-            if isinstance(error, FencedError | ClosedError):
-                self._failure = error
-            elif isinstance(error, WriterPoisonedError):
-                left = error.unacknowledged or [item.put for item, _ in waiting]
-                self._failure = WriterPoisonedError(error.message, cause=error.cause or error, unacknowledged=left, hint=error.hint)
-            else:
-                self._failure = WriterPoisonedError(
-                    f"shard {self._shard}: the log cannot be written: {error.message}",
-                    cause=cause or error,
-                    unacknowledged=[item.put for item, _ in waiting],
-                )
+            if self._failure is None:
+                self._failure = self._final(error, cause, [item.put for item, _ in waiting])
             for item, position in waiting:
                 item.ack._decide(None, self._failure_for(position))
-            self._queue.clear()
-            self._flights.clear()
-            self._queued_bytes = self._unacknowledged_bytes = self._flying_bytes = 0
             for condition in (self._work, self._room, self._settled):
                 condition.notify_all()
             if self._on_failed is not None:
                 self._on_failed()
         for item, _ in waiting:
             item.ack._wake()
+        with self.lock:  # nothing is accepted any more, so these are the same
+            empty: deque[_Item] = deque()
+            self._queue, self._flights, self._departed = empty, (), self._accepted
+            self._queued_bytes = self._unacknowledged_bytes = self._flying_bytes = 0
+
+    def _final(self, error: HeadgateError, cause: BaseException | None, left: list[Put]) -> HeadgateError:
+        if isinstance(error, FencedError | ClosedError):
+            return error
+        if isinstance(error, WriterPoisonedError):
+            left = error.unacknowledged or left
+            return WriterPoisonedError(error.message, cause=error.cause or error, unacknowledged=left, hint=error.hint)
+        told = f"shard {self._shard}: the log cannot be written: {error.message}"
+        return WriterPoisonedError(told, cause=cause or error, unacknowledged=left)
 
     def _failure_for(self, position: int | None) -> HeadgateError:
         """A fenced put says at which position it was sent, so that its outcome can be looked up."""
@@ -489,7 +527,7 @@ class Pipeline:
     def drain(self) -> None:
         """Wait until all that was accepted before is acknowledged; what comes meanwhile does not hold it up. Raises what went wrong."""
         with self.lock:
-            if self._queue:
+            if self._accepted > self._departed:
                 self._call_slot()
             wanted = self._accepted
             self._draining += 1
@@ -554,18 +592,20 @@ class Pipeline:
 
     def is_idle(self) -> bool:
         """Under the lock: nothing queued, nothing under way."""
-        return not self._queue and not self._flights
+        return self._accepted == self._departed and not self._flights
 
     def pending(self) -> list[Put]:
         """Under the lock: what was accepted and is not acknowledged, in order."""
-        return [item.put for flight in self._flights for item in flight.items] + [item.put for item in self._queue]
+        return [item.put for flight in self._flights for item in flight.items] + [
+            item.put for item in self._queue if self._departed <= item.number < self._accepted
+        ]
 
     def stats(self) -> PipelineStats:
         with self.lock:
             return PipelineStats(
                 next_position=self._next,
                 acknowledged_position=self._acked,
-                queued_puts=len(self._queue),
+                queued_puts=self._accepted - self._departed,
                 queued_bytes=self._queued_bytes,
                 inflight_entries=len(self._flights),
                 entries=self._entries,
