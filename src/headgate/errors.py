@@ -6,6 +6,7 @@ HeadgateError                     .hint says what to do, .retryable whether tryi
 ├─ FencedError                    another writer owns the shard; terminal
 ├─ WriterPoisonedError            the store failed for good under this writer; reopen
 ├─ ClosedError                    the handle was closed or aborted
+├─ ConsumerTakenError             another reader goes on with this consumer; terminal
 ├─ SnapshotExpiredError           what was being read has been collected; read again
 ├─ TransactionConflictError       a transaction was refused
 ├─ OutOfSequenceError             a producer skipped a sequence number
@@ -107,6 +108,13 @@ class WriterPoisonedError(HeadgateError):
 
 class ClosedError(HeadgateError):
     """The handle was closed or aborted."""
+
+
+class ConsumerTakenError(HeadgateError):
+    """Another reader has taken over this consumer's name. This one moves its offset no more."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint or "stop this reader, or give it a consumer of its own; a name is for one reader at a time")
 
 
 class SnapshotExpiredError(HeadgateError):

@@ -172,6 +172,10 @@ class ConsumerRecord(Hold):
     load: int = 0
     created_at: float = 0.0
     updated_at: float = 0.0
+    owner: str | None = None
+    """Who reads by this name now; only it may move the offset."""
+    snapshot: str | None = None
+    """The checkpoint whose rows come before the changes, and were not all given yet. It goes with this mark."""
 
 
 class CheckpointRecord(Hold):
@@ -240,12 +244,13 @@ class AnnouncedLoad(Record):
     lease is over, after the transaction that it belongs to has been decided.
     """
 
-    run: RunRecord
-    """Its files; ``first`` and ``end`` mean nothing yet."""
-    transaction: str | None = None
-    """The name of the object that decides; None: nothing else depends on it."""
-    app: str | None = None
-    version: int | None = None
+    runs: tuple[RunRecord, ...] = ()
+    """Its files, oldest first; ``first`` and ``end`` mean nothing yet. None: only the transaction is to be noted."""
+    transaction: str
+    """The name of the object that decides."""
+    app: str
+    version: int
+    query: str | None = None
     expires_at: float = 0.0
 
 
@@ -254,10 +259,10 @@ class PlacedLoad(Record):
 
     number: int = Field(ge=1)
     position: int = Field(ge=0)
-    run: RunRecord
-    """As it was placed; its files are there as long as this record is, whatever was compacted."""
-    app: str | None = None
-    version: int | None = None
+    runs: tuple[RunRecord, ...]
+    """As they were placed, oldest first; their files are there as long as this record is, whatever was compacted."""
+    app: str
+    version: int
     time: float = 0.0
 
 

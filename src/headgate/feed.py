@@ -1,0 +1,451 @@
+"""One shard's change feed: its log entries and its loads, in the one order in which they count.
+
+Owns: offsets, up to where that order is certain, what a batch of changes looks like. Does not own: who has
+read how far (consumer), many shards, waiting and beginnings (changes), where loads are placed (load).
+
+An offset is a cut through the order: all entries before ``position`` and all loads up to number ``load``
+are behind it. A load with place q stands after all entries before q, and before the entry at q. Places never
+fall, so a cut is two numbers that never fall either. ``plan`` finds a later cut, ``read`` gives what lies
+between two; both are functions of a shard and offsets, write nothing, and can be called anywhere, again and
+again: what lies between two cuts never changes.
+
+What must not happen: an entry is delivered, and a load comes to stand before it afterwards.
+
+    t0 a load is announced, and reads the tip: 5 · t1 entries 5 to 9 are written · t2 the feed delivers them ·
+    t3 the load is placed at 5, with a new number
+
+Delivered next, its old rows would win over those of 5 to 9 in every replica; not delivered, they are missed
+(P17). So a cut is taken in this order: the tip, THEN a manifest. If that shows no announced load, whatever is
+announced later reads a later tip, and is placed at or after the cut. If it shows one, the cut is where nothing
+can be placed any more: no place lies before the manifest's ``last_place``.
+
+Collection may have taken what lies after an offset. That is an error which says what is gone, never fewer
+changes. Seals hold no changes: an offset may be moved over those that the manifest knows of.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headgate.errors import DataLossError, InvalidInputError, ObjectMissingError, WalTruncatedError
+from headgate.manifest.model import PlacedLoad, ShardManifest
+from headgate.run import DELETED, OpenRun
+from headgate.schema import RowRules, as_now
+from headgate.view import ShardReader
+from headgate.wal.entry import Entry, Put
+from headgate.wal.fence import over_seals
+from headgate.wal.log import ShardLog
+from headgate.wal.tailer import WalTailer
+from headgate.wal.tip import find_tip, locate
+
+BATCH_ROWS = 1 << 16
+BATCH_BYTES = 16 << 20
+CHANGE_FIELDS = (
+    pa.field("_op", pa.string(), False),
+    pa.field("_epoch", pa.int64()),
+    pa.field("_position", pa.int64(), False),
+    pa.field("_load", pa.int64(), False),
+    pa.field("_time", pa.timestamp("us", "UTC")),
+)
+OFFSET = b"headgate.offset"
+"""In the metadata of a batch's schema: the offset after it, as JSON: {shard: [position, load]}."""
+_OPS = pa.array(["upsert", "delete"])
+
+
+class Offset(NamedTuple):
+    """How far a shard's changes were read: all entries before ``position``, and all loads up to ``load``."""
+
+    position: int = 0
+    load: int = 0
+
+
+class ChangeBatch(NamedTuple):
+    """Changes in order, and the offset after them.
+
+    A load is given in several batches, and until its last one the offset is the one before it.
+    """
+
+    rows: pa.RecordBatch
+    offset: Offset
+
+
+class HasFeed(Protocol):
+    """A shard, as far as its changes are concerned."""
+
+    @property
+    def log(self) -> ShardLog: ...
+    @property
+    def rules(self) -> RowRules: ...
+    @property
+    def reader(self) -> ShardReader: ...
+
+
+def change_schema(rules: RowRules) -> pa.Schema:
+    """Of all batches: the table's columns, all of which are null in a delete but the key, and where each row comes from."""
+    return pa.schema([*(pa.field(f.name, f.type) for f in rules.schema), *CHANGE_FIELDS])
+
+
+# -- cuts
+
+
+def settled(manifest: ShardManifest, tip: int) -> Offset:
+    """The latest cut that is certain, by a tip and a manifest that was read AFTER it."""
+    place = manifest.last_place()
+    return Offset(place if manifest.announced else max(tip, place), manifest.next_load - 1)
+
+
+def latest(shard: HasFeed) -> Offset:
+    """The end of the changes as of now."""
+    manifest, tip = find_tip(shard.log)
+    return settled(manifest, tip.position)
+
+
+def earliest(manifest: ShardManifest) -> Offset:
+    """From here on every change is there, with nothing missing in between."""
+    gone = [load.number for load in manifest.loads if load.position < manifest.wal_floor]
+    return Offset(manifest.wal_floor, max([manifest.load_floor, *gone]))
+
+
+def past_seals(manifest: ShardManifest, offset: Offset) -> Offset:
+    """The same cut, moved over the seals that stand right there."""
+    if offset.position >= manifest.cursor.position:
+        return offset
+    point = locate(manifest, offset.position)
+    if point.position != offset.position:
+        return offset
+    return offset._replace(position=over_seals(point, manifest.ends()).position)
+
+
+def check_there(log: ShardLog, manifest: ShardManifest, offset: Offset, tip: int | None = None) -> Offset:
+    """The offset to read from, if all that comes after it is there.
+
+    Raises:
+        WalTruncatedError: some of it was collected.
+        InvalidInputError: it lies past the end.
+    """
+    moved = past_seals(manifest, offset)
+    if moved.position < manifest.wal_floor:
+        raise WalTruncatedError(
+            f"the changes of shard {log.shard} from position {moved.position} to {manifest.wal_floor - 1} were collected",
+            object=log.space(manifest).key(locate(manifest, moved.position).epoch, moved.position),
+            hint="start at 'earliest' to go on with what is there, or at 'snapshot'; a named consumer holds collection back",
+        )
+    if moved.load < manifest.load_floor:
+        raise WalTruncatedError(
+            f"loads {moved.load + 1} to {manifest.load_floor} of shard {log.shard} were collected",
+            object=f"load {moved.load + 1}",
+            hint="start at 'earliest' to go on with what is there, or at 'snapshot'; a named consumer holds collection back",
+        )
+    if moved.load >= manifest.next_load or (tip is not None and moved.position > max(tip, manifest.last_place())):
+        raise InvalidInputError(
+            f"offset {tuple(offset)} lies past the end of shard {log.shard}: position {tip}, load {manifest.next_load - 1}",
+            hint="it belongs to another table, or to a later state of this one than its store has",
+        )
+    return moved
+
+
+def plan(shard: HasFeed, start: Offset, max_entries: int | None = None, max_bytes: int | None = None) -> Offset:
+    """A later cut, as far as the order is certain and the limits allow; ``start`` itself if there is nothing new.
+
+    Args:
+        max_entries: at most so many positions and loads.
+        max_bytes: stop before the entry or load that would pass it. The first one always fits.
+
+    Raises:
+        WalTruncatedError: what comes next was collected.
+    """
+    log = shard.log
+    # 1. The tip, THEN a manifest: find_tip reads them in this order.
+    manifest, tip = find_tip(log)
+    begin = check_there(log, manifest, start, tip.position)
+    # 2. Up to where nothing can be placed any more.
+    end = settled(manifest, tip.position)
+    if end.position < begin.position:  # a load is announced, and what we have went further: wait for its place
+        return start
+    if end == begin or (max_entries is None and max_bytes is None):
+        return end
+    due = [load for load in manifest.loads if load.number > begin.load]
+    return _limited(begin, end, due, max_entries, None if max_bytes is None else _Sizes(log, manifest, begin.position, max_bytes))
+
+
+class _Sizes:
+    """What the entries from a position on take, as far as ``max_bytes`` reaches; a listing tells."""
+
+    def __init__(self, log: ShardLog, manifest: ShardManifest, position: int, max_bytes: int) -> None:
+        self.left = max_bytes
+        self._known: dict[int, int] = {}
+        listed = 0
+        for point, info in log.space(manifest).list_from(*locate(manifest, position)):
+            if point.position >= position:
+                # Of two entries at one position the later epoch's is the one that counts: the other is past its seal.
+                self._known[point.position] = info.size_bytes
+                listed += info.size_bytes
+                if listed > max_bytes:
+                    break
+
+    def takes(self, position: int) -> bool:
+        return self.takes_bytes(self._known.get(position, self.left + 1))
+
+    def takes_bytes(self, size: int) -> bool:
+        self.left -= size
+        return self.left >= 0
+
+
+def _limited(begin: Offset, end: Offset, due: Sequence[PlacedLoad], max_entries: int | None, sizes: _Sizes | None) -> Offset:
+    position, number = begin
+    left = end.position - begin.position + len(due) if max_entries is None else max_entries
+    first = True
+    for load in (*due, None):
+        stop = end.position if load is None else load.position
+        if sizes is None:
+            taken = max(0, min(left, stop - position))
+            position, left = position + taken, left - taken
+        else:
+            while position < stop and left > 0 and (sizes.takes(position) or first):
+                position, left, first = position + 1, left - 1, False
+        if (
+            load is None
+            or position < stop
+            or left <= 0
+            or not (sizes is None or sizes.takes_bytes(sum(run.bytes for run in load.runs)) or first)
+        ):
+            break
+        number, left, first = load.number, left - 1, False
+    return Offset(position, number)
+
+
+# -- reading
+
+
+def read(
+    shard: HasFeed,
+    start: Offset,
+    end: Offset,
+    *,
+    rules: RowRules | None = None,
+    newer: Callable[[], RowRules] | None = None,
+    batch_rows: int = BATCH_ROWS,
+) -> Iterator[ChangeBatch]:
+    """The changes between two cuts, in order. Fetched ahead and in parallel, in bounded memory.
+
+    Args:
+        rules: the columns that the batches have; None: those of when the handle was made.
+        newer: called when rows have columns that ``rules`` do not know: the rules from there on.
+
+    Raises:
+        WalTruncatedError: some of it was collected.
+        WalHoleError, CorruptEntryError: some of it was lost.
+    """
+    log = shard.log
+    manifest = log.manifests.load()
+    begin = check_there(log, manifest, start)
+    due = [load for load in manifest.loads if begin.load < load.number <= end.load]
+    if len(due) < end.load - begin.load:
+        raise InvalidInputError(f"shard {log.shard} has no load {end.load}", hint="read up to what plan() gave")
+    form = _Form(shard, rules or shard.rules, newer)
+    entries = _Entries(shard, begin.position, end.position)
+    try:
+        at = begin
+        for load in due:
+            if load.position > at.position:
+                yield from _entries_until(form, entries, Offset(load.position, at.load), batch_rows)
+                at = at._replace(position=load.position)
+            yield from _load(form, load, at, batch_rows)
+            at = at._replace(load=load.number)
+        if end.position > at.position:
+            yield from _entries_until(form, entries, end, batch_rows)
+    finally:
+        entries.close()
+
+
+class _Entries:
+    """The entries of a range, one look ahead."""
+
+    def __init__(self, shard: HasFeed, first: int, end: int) -> None:
+        self._shard, self._first, self._end = shard, first, end
+        self._read: Iterator[Entry] | None = None
+        self._next: Entry | None = None
+
+    def before(self, position: int) -> Iterator[Entry]:
+        """Those before a position, in order; seals are left out."""
+        if self._first >= position:
+            return
+        if self._read is None:
+            self._read = WalTailer(self._shard).read(self._first, include_seals=True)
+        while True:
+            entry = self._next or next(self._read, None)
+            self._next = None
+            if entry is None:
+                self._missing(position)
+            elif entry.position >= position:
+                self._next = entry
+                return
+            else:
+                self._first = entry.position + 1
+                if not entry.is_seal:
+                    yield entry
+                if self._first >= position:
+                    return
+
+    def _missing(self, position: int) -> None:
+        """The log ends before a position that was seen durable."""
+        log = self._shard.log
+        manifest = log.manifests.load()
+        check_there(log, manifest, Offset(self._first, manifest.load_floor))
+        key = log.space(manifest).key(locate(manifest, self._first).epoch, self._first)
+        raise WalTruncatedError(f"shard {log.shard} ends at {self._first}; entries up to {position - 1} were there", object=key)
+
+    def close(self) -> None:
+        if self._read is not None:
+            self._read.close()  # type: ignore[attr-defined]  # a generator: ends its threads
+
+
+class _Form:
+    """Turns rows of any age into changes of the table of now."""
+
+    def __init__(self, shard: HasFeed, rules: RowRules, newer: Callable[[], RowRules] | None) -> None:
+        self.log, self._newer = shard.log, newer
+        self.columnar = shard.reader.cache.columnar
+        self._use(rules)
+
+    def _use(self, rules: RowRules) -> None:
+        self.rules, self.columns = rules, rules.schema.names
+        self.schema = change_schema(rules)
+        self._highest = max(rules.field_ids)
+
+    def knows(self, names: Mapping[int, str]) -> bool:
+        return self._newer is None or max(names, default=0) <= self._highest
+
+    def look(self, names: Mapping[int, str]) -> None:
+        """Rows with these columns come: are there newer rules?"""
+        if not self.knows(names):
+            assert self._newer is not None
+            self._use(self._newer())
+            self._highest = max(self._highest, *names)  # dropped again since: not asked for twice
+
+    def now(self, rows: pa.RecordBatch, names: Mapping[int, str]) -> pa.RecordBatch:
+        return as_now(rows, names, self.rules, self.columns)
+
+    def batch(self, rows: pa.RecordBatch, marks: Sequence[pa.Array], after: Offset) -> ChangeBatch:
+        metadata = {OFFSET: json.dumps({self.log.shard: after})}
+        return ChangeBatch(pa.RecordBatch.from_arrays([*rows.columns, *marks], schema=self.schema.with_metadata(metadata)), after)
+
+
+# -- entries
+
+
+def _entries_until(form: _Form, entries: _Entries, end: Offset, batch_rows: int) -> Iterator[ChangeBatch]:
+    """Small entries go together into one batch; a large one makes its own."""
+    held: list[Entry] = []
+    rows = size = 0
+    for entry in entries.before(end.position):
+        held.append(entry)
+        rows += sum(put.rows.num_rows for put in entry.puts)
+        size += entry.size_bytes
+        if rows >= batch_rows or size >= BATCH_BYTES:
+            yield from _changes(form, held, end.load)
+            held, rows, size = [], 0, 0
+    if held:
+        yield from _changes(form, held, end.load)
+
+
+def _changes(form: _Form, entries: Sequence[Entry], load: int) -> Iterator[ChangeBatch]:
+    """One batch; or more, where newer columns begin."""
+    alike: list[Entry] = []
+    schema: pa.Schema | None = None
+    for entry in entries:
+        for put in entry.puts:
+            if schema is None or not put.rows.schema.equals(schema, check_metadata=True):
+                schema = put.rows.schema
+                names = form.rules.names_in(schema)
+                if not form.knows(names):
+                    if alike:
+                        yield _together(form, alike, load)
+                        alike = []
+                    form.look(names)
+        alike.append(entry)
+    yield _together(form, alike, load)
+
+
+def _together(form: _Form, entries: Sequence[Entry], load: int) -> ChangeBatch:
+    puts = [put for entry in entries for put in entry.puts]
+    parts = [form.now(_joined(group), form.rules.names_in(group[0].schema)) for group in _groups(puts)]
+    rows = _joined(parts)
+    lengths = [sum(put.rows.num_rows for put in entry.puts) for entry in entries]
+
+    def per_entry(values: list[int]) -> pa.Array:
+        return pa.array(np.repeat(np.array(values, np.int64), lengths))
+
+    ops = np.repeat(np.array([put.op == "delete" for put in puts], np.int8), [put.rows.num_rows for put in puts])
+    marks = [
+        pc.take(_OPS, pa.array(ops)) if ops.any() else pa.repeat(_OPS[0], rows.num_rows),
+        per_entry([entry.epoch for entry in entries]),
+        per_entry([entry.position for entry in entries]),
+        pa.array(np.zeros(rows.num_rows, np.int64)),
+        _times(per_entry([round(entry.time * 1e6) for entry in entries])),
+    ]
+    return form.batch(rows, marks, Offset(entries[-1].position + 1, load))
+
+
+def _groups(puts: Sequence[Put]) -> Iterator[list[pa.RecordBatch]]:
+    """Rows that follow each other and look the same: they are read as one."""
+    group: list[pa.RecordBatch] = []
+    for put in puts:
+        rows = put.rows
+        if group and not rows.schema.equals(group[0].schema, check_metadata=True):
+            yield group
+            group = []
+        group.append(rows)
+    yield group
+
+
+def _joined(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+
+
+def _times(microseconds: pa.Array) -> pa.Array:
+    return microseconds.cast(pa.timestamp("us", "UTC"))
+
+
+# -- loads
+
+
+def _load(form: _Form, load: PlacedLoad, before: Offset, batch_rows: int) -> Iterator[ChangeBatch]:
+    """The rows of a load. Until the last batch the offset stays before it: whoever stops in the middle gets it again."""
+    left = sum(run.rows for run in load.runs)
+    try:
+        for run in load.runs:
+            names = dict(run.fields)
+            form.look(names)
+            columns = [names[number] for number in form.rules.field_ids if number in names]
+            for rows in OpenRun(run, form.columnar).scan([*columns, DELETED] if run.tombstones else columns, batch_rows=batch_rows):
+                left -= rows.num_rows
+                deleted = rows.column(DELETED) if run.tombstones else None
+                marks = stamped(rows.num_rows, deleted, load.position, load.number, load.time)
+                yield form.batch(form.now(rows, names), marks, before._replace(load=load.number) if left == 0 else before)
+    except ObjectMissingError as error:
+        manifest = form.log.manifests.load()
+        check_there(form.log, manifest, Offset(manifest.wal_floor, load.number - 1))
+        raise DataLossError(
+            f"{error.object} is missing, and load {load.number} of shard {form.log.shard} names it", object=error.object
+        ) from error
+
+
+def stamped(rows: int, deleted: pa.Array | None, place: int, load: int, time: float) -> list[pa.Array]:
+    """The columns that say where rows come from which no entry holds: those of a load, or of a snapshot.
+
+    ``_position`` is that of the last entry before them, so (``_position``, ``_load``) sorts as the changes count.
+    """
+    return [
+        pa.repeat(_OPS[0], rows) if deleted is None else pc.if_else(deleted, "delete", "upsert"),
+        pa.nulls(rows, pa.int64()),
+        pa.array(np.full(rows, place - 1, np.int64)),
+        pa.array(np.full(rows, load, np.int64)),
+        _times(pa.array(np.full(rows, round(time * 1e6), np.int64))),
+    ]
