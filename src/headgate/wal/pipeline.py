@@ -40,6 +40,7 @@ import pyarrow as pa
 from headgate.clock import Clock, Lock, Thread
 from headgate.errors import BackpressureTimeoutError, ClosedError, FencedError, HeadgateError, WriterPoisonedError
 from headgate.failpoint import failpoint
+from headgate.meters import FENCES, POISONINGS, pipeline_counts
 from headgate.wal.ack import Ack
 from headgate.wal.appender import EpochWriter
 from headgate.wal.entry import Put
@@ -70,10 +71,10 @@ class PipelineStats:
 
 
 class _Item:
-    __slots__ = ("ack", "number", "put", "schema", "size")
+    __slots__ = ("ack", "born", "number", "put", "schema", "size")
 
-    def __init__(self, number: int, put: Put, schema: pa.Schema, size: int, ack: Ack) -> None:
-        self.number, self.put, self.schema, self.size, self.ack = number, put, schema, size, ack
+    def __init__(self, number: int, put: Put, schema: pa.Schema, size: int, ack: Ack, born: float) -> None:
+        self.number, self.put, self.schema, self.size, self.ack, self.born = number, put, schema, size, ack, born
 
 
 class _Flight:
@@ -120,7 +121,7 @@ class Pipeline:
         lock: Lock | None = None,
     ) -> None:
         self._writer, self._clock = writer, clock
-        self._shard = writer.claim.space.shard
+        self._shard, self._table = writer.claim.space.shard, writer.log.manifests.place
         self._max_entry_bytes, self._min_interval = max_entry_bytes, min_interval
         self._max_inflight, self._max_unacknowledged_bytes = max_inflight, max_unacknowledged_bytes
         self._overlap_at_bytes = min(_OVERLAP_AT_BYTES, max_entry_bytes)
@@ -157,9 +158,8 @@ class Pipeline:
         self._draining = 0
         self._threads: list[Thread] = []
 
-        self._entries = self._puts = self._bytes = 0
-        self._blocked_puts = self._timeouts = 0
-        self._blocked_seconds = 0.0
+        self._puts = 0
+        self._counts = pipeline_counts(self, self._table, self._shard)
 
     # -- putting
 
@@ -172,7 +172,7 @@ class Pipeline:
         Raises:
             BackpressureTimeoutError: no room in time; nothing was accepted.
         """
-        ack = Ack(self._clock, self)
+        ack, born = Ack(self._clock, self), self._clock.monotonic()
         with self.lock:
             if self._failure is not None or self._closing:
                 raise self._refusal()
@@ -180,7 +180,7 @@ class Pipeline:
                 self._wait_for_room(size, timeout)
             if admit is not None and (first := admit(ack)) is not None:
                 return first
-            self._enqueue(_Item(self._accepted, put, schema, size, ack), reserved=0)
+            self._enqueue(_Item(self._accepted, put, schema, size, ack, born), reserved=0)
         return ack
 
     def _enqueue(self, item: _Item, reserved: int) -> None:
@@ -228,13 +228,13 @@ class Pipeline:
 
     def submit_reserved(self, put: Put, schema: pa.Schema, size: int, *, admit: Admit | None = None) -> Ack:
         """Queue a put whose room was reserved. Never blocks; a writer that failed meanwhile says so in the Ack."""
-        ack = Ack(self._clock, self)
+        ack, born = Ack(self._clock, self), self._clock.monotonic()
         with self.lock:
             if self._failure is None and not self._closing:
                 if admit is not None and (first := admit(ack)) is not None:
                     self._unreserve(size)
                     return first
-                self._enqueue(_Item(self._accepted, put, schema, size, ack), reserved=size)
+                self._enqueue(_Item(self._accepted, put, schema, size, ack, born), reserved=size)
                 return ack
             self._unreserve(size)
             ack._decide(None, self._failure_for(None) if self._failure is not None else self._refusal())
@@ -255,13 +255,13 @@ class Pipeline:
     def _wait_for_room(self, size: int, timeout: float | None) -> None:
         """Block until the put fits, or stands alone. A fence, a poison or a close wakes it (M03)."""
         start = self._clock.monotonic()
-        self._blocked_puts += 1
+        self._counts.blocked_puts += 1
         self._waiting_room += 1
         try:
             while not self._has_room(size):
                 left = None if timeout is None else start + timeout - self._clock.monotonic()
                 if left is not None and left <= 0:
-                    self._timeouts += 1
+                    self._counts.timeouts += 1
                     raise BackpressureTimeoutError(
                         f"shard {self._shard}: {self.held_bytes} bytes wait to become durable or to be flushed, and the limit is "
                         f"{self._max_unacknowledged_bytes}; no room within {timeout} s, nothing was accepted",
@@ -276,7 +276,7 @@ class Pipeline:
                     raise self._refusal()
         finally:
             self._waiting_room -= 1
-            self._blocked_seconds += self._clock.monotonic() - start
+            self._counts.blocked_seconds += self._clock.monotonic() - start
 
     def _refusal(self) -> HeadgateError:
         if self._failure is not None:
@@ -440,7 +440,8 @@ class Pipeline:
             failpoint("pipeline.persisted")
         with self.lock:
             if flight.body is not None:
-                self._entries, self._bytes, flight.body = self._entries + 1, self._bytes + flight.body.nbytes, None
+                counts = self._counts
+                counts.entries, counts.bytes, flight.body = counts.entries + 1, counts.bytes + flight.body.nbytes, None
             flight.landed = True
             self._acknowledge(flight)
         for decided in flight.decided:
@@ -471,6 +472,7 @@ class Pipeline:
                     self._flying_bytes - flight.size,
                     self._puts + len(flight.items),
                 )
+                self._count(flight.items)
             decided += len(flight.items)
             landed.decided.append(flight)
             self._flights = self._flights[1:]
@@ -482,6 +484,22 @@ class Pipeline:
             if self._draining:
                 self._settled.notify_all()
 
+    def _count(self, items: list[_Item]) -> None:
+        """How many, and how long they took. They came in order, so mostly the first and the last fall into one bucket, and all between."""
+        counts, seconds, now = self._counts, self._counts.ack_seconds, self._clock.monotonic()
+        counts.puts += len(items)
+        longest, shortest = now - items[0].born, now - items[-1].born
+        if len(items) == 1:
+            counts.rows += items[0].put.rows.num_rows
+            seconds.add(longest)
+            return
+        counts.rows += sum([item.put.rows.num_rows for item in items])
+        if seconds.bucket(longest) == seconds.bucket(shortest):
+            seconds.add((longest + shortest) / 2, len(items))
+        else:
+            for item in items:
+                seconds.add(now - item.born)
+
     # -- ends
 
     def fail(self, error: HeadgateError, cause: BaseException | None = None) -> None:
@@ -492,6 +510,8 @@ class Pipeline:
             waiting += [(item, None) for item in self._queue]
             if self._failure is None:
                 self._failure = self._final(error, cause, [item.put for item, _ in waiting])
+                if not isinstance(self._failure, ClosedError):
+                    (FENCES if isinstance(self._failure, FencedError) else POISONINGS).add(1, self._table, self._shard)
             for item, position in waiting:
                 item.ack._decide(None, self._failure_for(position))
             for condition in (self._work, self._room, self._settled):
@@ -608,10 +628,10 @@ class Pipeline:
                 queued_puts=self._accepted - self._departed,
                 queued_bytes=self._queued_bytes,
                 inflight_entries=len(self._flights),
-                entries=self._entries,
+                entries=self._counts.entries,
                 puts=self._puts,
-                bytes=self._bytes,
-                blocked_puts=self._blocked_puts,
-                blocked_seconds=self._blocked_seconds,
-                timeouts=self._timeouts,
+                bytes=self._counts.bytes,
+                blocked_puts=self._counts.blocked_puts,
+                blocked_seconds=self._counts.blocked_seconds,
+                timeouts=self._counts.timeouts,
             )
