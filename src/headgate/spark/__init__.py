@@ -1,0 +1,42 @@
+"""The data pipeline on Spark: ``import headgate.spark as hgs``.
+
+Owns: the public names. Importing it needs neither PySpark nor Java; using it does, and says so.
+
+All input and output is done by Python workers, in Arrow, so there is no jar: the package has to be
+importable where the workers run, and that is all. Nothing here uses ``sparkContext``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headgate.spark.read import read, snapshot
+    from headgate.spark.session import register, session
+    from headgate.spark.types import arrow_schema, spark_schema
+
+_ROOMS = {
+    "read": "read",
+    "snapshot": "read",
+    "register": "session",
+    "session": "session",
+    "arrow_schema": "types",
+    "spark_schema": "types",
+}
+
+__all__ = ["arrow_schema", "read", "register", "session", "snapshot", "spark_schema"]
+
+
+def __getattr__(name: str) -> Any:
+    """The public names, found when they are first used: PySpark takes a while to load, and may not be there."""
+    if name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from headgate.spark.environment import require_pyspark
+
+    require_pyspark()
+    return getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
