@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from headgate.attempt import check_registered, give_back, register, renew, without
 from headgate.columnar import Columnar
 from headgate.errors import CommitConflictError, DataLossError, ObjectMissingError
 from headgate.failpoint import failpoint
 from headgate.keys import Bools, KeyOrder, Keys
-from headgate.manifest.model import AttemptRecord, ReplacedRun, RunRecord, ShardManifest, SliceRecord
+from headgate.manifest.model import ReplacedRun, RunRecord, ShardManifest, SliceRecord
 from headgate.merge import Merged, RunMerger
 from headgate.meters import COMPACTION_BYTES_WRITTEN, COMPACTION_FAILURES, COMPACTION_ROWS_READ, COMPACTION_ROWS_WRITTEN, COMPACTION_SECONDS
 from headgate.run import DELETED, OpenRun
@@ -164,8 +165,7 @@ def _compact_once(
     place, started = (log.manifests.place, log.shard), log.clock.monotonic()
     # 1. Register, before the first object: collection leaves the files of a registered attempt alone (G02).
     attempt = f"c{log.clock.token()}"
-    lease = AttemptRecord(owner="compaction", expires_at=log.clock.now() + LEASE_SECONDS)
-    log.manifests.commit(lambda m: m.but(attempts={**m.attempts, attempt: lease}))
+    register(log, attempt, "compaction", LEASE_SECONDS)
     failpoint("compact.registered")
     try:
         # 2. Write, under a name that no other try has (C09).
@@ -209,23 +209,14 @@ class _Renewal:
         clock = self._log.clock
         if clock.monotonic() - self._renewed < LEASE_SECONDS / 4:
             return
-        lease = AttemptRecord(owner="compaction", expires_at=clock.now() + LEASE_SECONDS)
-
-        def change(manifest: ShardManifest) -> ShardManifest:
-            if self._attempt not in manifest.attempts:
-                raise CommitConflictError(f"shard {self._log.shard}: the lease of this compaction is over", hint="compact again")
-            return manifest.but(attempts={**manifest.attempts, self._attempt: lease})
-
-        self._log.manifests.commit(change)
+        renew(self._log, self._attempt, LEASE_SECONDS)
         self._renewed = clock.monotonic()
 
 
 def _withdraw(log: ShardLog, attempt: str) -> None:
     """Let collection have what we wrote. If this fails too, the lease ends by itself."""
     try:
-        log.manifests.commit(
-            lambda m: m.but(attempts={id: a for id, a in m.attempts.items() if id != attempt}) if attempt in m.attempts else None
-        )
+        give_back(log, attempt)
     except Exception:  # the reason we are here is the one to tell
         return
 
@@ -233,8 +224,7 @@ def _withdraw(log: ShardLog, attempt: str) -> None:
 def _replaced(log: ShardLog, manifest: ShardManifest, inputs: Sequence[RunRecord], made: RunRecord, attempt: str) -> ShardManifest | None:
     if any(run.id == made.id for run in manifest.runs):
         return None
-    if attempt not in manifest.attempts:
-        raise CommitConflictError(f"shard {log.shard}: the lease of this compaction is over", hint="compact again")
+    check_registered(log, manifest, attempt)
     ids = [run.id for run in manifest.runs]
     wanted = [run.id for run in inputs]
     at = ids.index(wanted[0]) if wanted[0] in ids else -1
@@ -244,10 +234,9 @@ def _replaced(log: ShardLog, manifest: ShardManifest, inputs: Sequence[RunRecord
     gone = tuple(
         ReplacedRun(id=run.id, replaced_at=now, slices=tuple(part for part in run.slices if part.path not in named)) for run in inputs
     )
-    return manifest.but(
+    return without(manifest, attempt).but(
         runs=(*manifest.runs[:at], *((made,) if made.slices else ()), *manifest.runs[at + len(wanted) :]),
         replaced=(*manifest.replaced, *gone),
-        attempts={id: record for id, record in manifest.attempts.items() if id != attempt},
     )
 
 

@@ -474,3 +474,16 @@ class WalMarker(Record):
     wal_id: str
     table_id: str
     shard: str
+
+
+class Intent(Record):
+    """What decides about a transaction over several shards."""
+
+    format_version: int = FORMAT_VERSION
+    id: str
+    app: str
+    version: int
+    query: str | None = None
+    state: Literal["committed", "aborted"]
+    loads: dict[str, str] = {}
+    """Shard -> id of its load."""
