@@ -1,14 +1,17 @@
 """Durable, low-latency, fenced writes into columnar tables on object storage."""
 
 from headgate import metrics
+from headgate.changes import Changes
 from headgate.checkpoint import Checkpoint
 from headgate.compact import CompactionReport
 from headgate.config import ShardWriterConfig
+from headgate.consumer import Consumer, ConsumerPlace, OpenConsumer
 from headgate.errors import (
     AlreadyExistsError,
     BackpressureTimeoutError,
     ClosedError,
     CommitConflictError,
+    ConsumerTakenError,
     CorruptEntryError,
     DataLossError,
     FencedError,
@@ -29,6 +32,7 @@ from headgate.errors import (
     WalTruncatedError,
     WriterPoisonedError,
 )
+from headgate.feed import Offset
 from headgate.indexes import scalar_index, text_index, vector_index
 from headgate.life.gc import GcReport
 from headgate.life.status import RunInfo, ShardStatus, SliceInfo, TableStatus
@@ -54,10 +58,14 @@ __all__ = [
     "AlreadyExistsError",
     "BackpressureStats",
     "BackpressureTimeoutError",
+    "Changes",
     "Checkpoint",
     "ClosedError",
     "CommitConflictError",
     "CompactionReport",
+    "Consumer",
+    "ConsumerPlace",
+    "ConsumerTakenError",
     "CorruptEntryError",
     "DataLossError",
     "Entry",
@@ -67,6 +75,8 @@ __all__ = [
     "InvalidInputError",
     "MemTableStats",
     "NotFoundError",
+    "Offset",
+    "OpenConsumer",
     "OutOfSequenceError",
     "OutcomeUnknownError",
     "Problem",

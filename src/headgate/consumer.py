@@ -12,7 +12,9 @@ that was collected before anybody looked, the shard is given as a snapshot and t
 is the same.
 
 Two readers with one name (P15): whoever opens it takes it over; the other one's next move is refused, and tells so.
+
     t0 A and B know that the name is new · t1 A registers shard 1 and goes on · t2 B comes to shard 1
+
 B overwrites only what it has seen before it began (a rest of a dropped consumer), else it takes over what stands.
 An offset never moves back.
 """
@@ -24,7 +26,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headgate.checkpoint import NAME_CHARACTERS_MAX, with_checkpoint
-from headgate.clock import map_ordered
+from headgate.clock import Clock, map_ordered
 from headgate.errors import ConsumerTakenError, InvalidInputError, NotFoundError
 from headgate.failpoint import failpoint
 from headgate.feed import HasFeed, Offset, check_there, earliest, past_seals, settled
@@ -98,19 +100,25 @@ def begin(log: ShardLog, manifest: ShardManifest, tip: int, where: Offset | Begi
     return settled(manifest, tip), where != "latest"
 
 
-def pin_start(
-    shard: HasFeed, where: Offset | Beginning, *, lease_seconds: float, id: str | None = None, shards: Sequence[str] = ()
-) -> Start:
-    """Begin without a name. Only a snapshot writes: it is pinned by a checkpoint with a lease."""
+def start_of(shard: HasFeed, where: Offset | Beginning) -> Start | None:
+    """Begin without a name. Writes nothing. None: with a snapshot, which is to be pinned."""
+    manifest, tip = find_tip(shard.log)
+    offset, is_snapshot = begin(shard.log, manifest, tip.position, where)
+    return None if is_snapshot else Start(offset)
+
+
+def pin_snapshot(shard: HasFeed, lease_seconds: float, *, id: str | None = None, shards: Sequence[str] = ()) -> Start:
+    """Pin a snapshot by a checkpoint with a lease, and say where the changes go on after it.
+
+    Args:
+        id: of the checkpoint; the same in all shards that belong together, which ``shards`` names.
+    """
     log = shard.log
-    manifest, tip = find_tip(log)
-    offset, is_snapshot = begin(log, manifest, tip.position, where)
-    if not is_snapshot:
-        return Start(offset)
+    tip = find_tip(log)[1].position
     id, now = id or log.clock.token(), log.clock.now()
 
     def change(current: ShardManifest) -> ShardManifest | None:
-        end = settled(current, tip.position).position
+        end = settled(current, tip).position
         expires = now + lease_seconds
         return with_checkpoint(log, current, id, name=None, created_at=now, expires_at=expires, end=end, shards=shards or (log.shard,))
 
@@ -237,41 +245,55 @@ def _without_pin(manifest: ShardManifest, record: ConsumerRecord | None) -> Shar
 # -- all shards
 
 
-def claim_all(shards: Sequence[HasFeed], name: str, owner: str, where: Beginning | Mapping[str, Offset]) -> dict[str, Start]:
-    """Read a table by this name: where each of its shards goes on.
+class OpenConsumer:
+    """A consumer, as the one reader that goes on with it has it. Pickles.
 
     Args:
         shards: all shards of the table, in its order.
         where: where a new consumer begins; or an offset, which counts in any case: shards that it does not name
             begin at their origin.
     """
-    if not shards:
-        return {}
-    clock = shards[0].log.clock
-    seen = dict(
-        zip(
-            (shard.log.shard for shard in shards),
-            map_ordered(clock, lambda s: s.log.manifests.load().consumers.get(name), shards, parallel=AT_ONCE),
-            strict=True,
-        )
-    )
-    is_new = seen[shards[0].log.shard] is None
-    failpoint("consumer.seen")
 
-    def one(shard: HasFeed) -> Start:
-        id = shard.log.shard
-        if isinstance(where, Mapping):
-            begins: Offset | Beginning = where.get(id, "origin")
-        else:
-            begins = where if is_new else "origin"
-        return claim(shard, name, owner, begins, seen[id], is_new=is_new)
+    def __init__(self, shards: Sequence[HasFeed], name: str, where: Beginning | Mapping[str, Offset], clock: Clock) -> None:
+        self.name, self._owner = check_consumer_name(name), clock.token()
+        self.starts = self._claim_all(shards, where, clock)
+        """Where each shard goes on."""
 
-    # The first shard last: what is registered there is registered everywhere.
-    found = list(map_ordered(clock, one, shards[1:], parallel=AT_ONCE))
-    return dict(zip((shard.log.shard for shard in shards), [one(shards[0]), *found], strict=True))
+    def _claim_all(self, shards: Sequence[HasFeed], where: Beginning | Mapping[str, Offset], clock: Clock) -> dict[str, Start]:
+        if not shards:
+            return {}
+        manifests = map_ordered(clock, lambda shard: shard.log.manifests.load(), shards, parallel=AT_ONCE)
+        seen = {manifest.shard: manifest.consumers.get(self.name) for manifest in manifests}
+        is_new = seen[shards[0].log.shard] is None
+        failpoint("consumer.seen")
+
+        def one(shard: HasFeed) -> Start:
+            id = shard.log.shard
+            if isinstance(where, Mapping):
+                begins: Offset | Beginning = where.get(id, "origin")
+            else:
+                begins = where if is_new else "origin"
+            return claim(shard, self.name, self._owner, begins, seen[id], is_new=is_new)
+
+        # The first shard last: what is registered there is registered everywhere.
+        others = list(map_ordered(clock, one, shards[1:], parallel=AT_ONCE))
+        return dict(zip((shard.log.shard for shard in shards), [one(shards[0]), *others], strict=True))
+
+    def add(self, shard: HasFeed, where: Offset | Beginning = "origin") -> Start:
+        """A shard that came since."""
+        return claim(shard, self.name, self._owner, where, None, is_new=False)
+
+    def advance(self, shard: HasFeed, to: Offset) -> None:
+        """All before this offset was read, the snapshot before it included. Never moves back.
+
+        Raises:
+            ConsumerTakenError: somebody else reads by this name now.
+            NotFoundError: it was dropped.
+        """
+        advance(shard.log, self.name, self._owner, to)
 
 
-def listed(shards: Iterable[HasFeed]) -> list[Consumer]:
+def listed_consumers(shards: Iterable[HasFeed]) -> list[Consumer]:
     """The consumers of a table, by name, with their lag as of now."""
     places: dict[str, list[tuple[ConsumerPlace, float]]] = {}
     for shard in shards:

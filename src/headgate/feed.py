@@ -150,12 +150,33 @@ def check_there(log: ShardLog, manifest: ShardManifest, offset: Offset, tip: int
     return moved
 
 
-def plan(shard: HasFeed, start: Offset, max_entries: int | None = None, max_bytes: int | None = None) -> Offset:
-    """A later cut, as far as the order is certain and the limits allow; ``start`` itself if there is nothing new.
+class Horizon(NamedTuple):
+    """How far the changes after an offset are certain now."""
 
-    Args:
-        max_entries: at most so many positions and loads.
-        max_bytes: stop before the entry or load that would pass it. The first one always fits.
+    begin: Offset
+    """The offset, past seals."""
+    end: Offset
+    """At or after it."""
+    manifest: ShardManifest
+
+    @property
+    def is_open(self) -> bool:
+        """Is there perhaps more, once loads that are announced have their places?"""
+        return bool(self.manifest.announced)
+
+    def limited(self, max_entries: int) -> Offset:
+        """At most so many positions and loads further on."""
+        return _limited(self.begin, self.end, self._due(), max_entries, None)
+
+    def limited_bytes(self, log: ShardLog, max_entries: int | None, max_bytes: int) -> Offset:
+        return _limited(self.begin, self.end, self._due(), max_entries, _Sizes(log, self.manifest, self.begin.position, max_bytes))
+
+    def _due(self) -> list[PlacedLoad]:
+        return [load for load in self.manifest.loads if load.number > self.begin.load]
+
+
+def horizon(shard: HasFeed, start: Offset) -> Horizon:
+    """Look how far the changes after an offset go.
 
     Raises:
         WalTruncatedError: what comes next was collected.
@@ -164,14 +185,33 @@ def plan(shard: HasFeed, start: Offset, max_entries: int | None = None, max_byte
     # 1. The tip, THEN a manifest: find_tip reads them in this order.
     manifest, tip = find_tip(log)
     begin = check_there(log, manifest, start, tip.position)
-    # 2. Up to where nothing can be placed any more.
+    # 2. Up to where nothing can be placed any more. While a load is announced that may be before what we have.
     end = settled(manifest, tip.position)
-    if end.position < begin.position:  # a load is announced, and what we have went further: wait for its place
-        return start
-    if end == begin or (max_entries is None and max_bytes is None):
-        return end
-    due = [load for load in manifest.loads if load.number > begin.load]
-    return _limited(begin, end, due, max_entries, None if max_bytes is None else _Sizes(log, manifest, begin.position, max_bytes))
+    return Horizon(begin, end if end.position >= begin.position else begin, manifest)
+
+
+def plan(shard: HasFeed, start: Offset, max_entries: int | None = None, max_bytes: int | None = None) -> Offset:
+    """A later cut, as far as the order is certain and the limits allow; ``start`` if there is nothing new.
+
+    Args:
+        max_entries: at most so many positions and loads.
+        max_bytes: stop before the entry or load that would pass it. The first one always fits.
+
+    Raises:
+        WalTruncatedError: what comes next was collected.
+    """
+    for name, value in (("max_entries", max_entries), ("max_bytes", max_bytes)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise InvalidInputError(f"{name} is {value!r}", hint="a whole number, 1 or more, or None")
+    found = horizon(shard, start)
+    if max_bytes is not None:
+        return found.limited_bytes(shard.log, max_entries, max_bytes)
+    return found.end if max_entries is None else found.limited(max_entries)
+
+
+def next_shards(manifest: ShardManifest) -> dict[str, Offset]:
+    """Where the changes go on after the end of a shard that was split: its children, and the offsets they begin at."""
+    return {}
 
 
 class _Sizes:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.columnar import Columnar, open_columnar
 from headgate.config import ShardWriterConfig
+from headgate.feed import Offset, change_schema, earliest, latest, plan, read
 from headgate.indexes import check_indexes
 from headgate.manifest import ManifestChain, ShardManifest, TableManifest
 from headgate.manifest.model import AnyIndex
@@ -124,6 +125,41 @@ class Shard:
     def tail(self, start: int | None = None, follow: bool = True) -> Iterator[Entry]:
         """The log's entries, from a position on; with ``follow`` it waits at the tip for more."""
         return WalTailer(self).read(start, follow)
+
+    # -- its changes: for those who read shards beside each other, in any process
+
+    @property
+    def change_schema(self) -> pa.Schema:
+        """Of the batches that ``read_changes`` gives."""
+        return change_schema(self.rules)
+
+    def earliest_offset(self) -> Offset:
+        """From here on all changes are there."""
+        return earliest(self.log.manifests.load())
+
+    def latest_offset(self) -> Offset:
+        """The end of the changes as of now."""
+        return latest(self)
+
+    def plan_changes(self, start: Offset, max_entries: int | None = None, max_bytes: int | None = None) -> Offset:
+        """A later offset, up to which the order of changes is certain; ``start`` if there is nothing new. Writes nothing.
+
+        Args:
+            max_entries: at most so many entries and loads.
+            max_bytes: about so much at most; one entry or load always fits.
+
+        Raises:
+            WalTruncatedError: what comes next was collected.
+        """
+        return plan(self, Offset(*start), max_entries, max_bytes)
+
+    def read_changes(self, start: Offset, end: Offset) -> Iterator[pa.RecordBatch]:
+        """What lies between two offsets that were planned: the same rows however often, wherever it is called. Writes nothing.
+
+        Raises:
+            WalTruncatedError: some of it was collected.
+        """
+        return (batch.rows for batch in read(self, Offset(*start), Offset(*end)))
 
     def outcome(self, epoch: int, position: int | None) -> Literal["durable", "void", "unknown"]:
         """What became of a put that ended in a FencedError: its ``epoch`` and ``position``.

@@ -14,12 +14,15 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from headgate.changes import COMMIT_SECONDS, POLL_SECONDS, Changes, StartOfChanges, parse_start
 from headgate.checkpoint import Checkpoint, check_lease, listed, pin, refresh_pin, resolved, unpin
 from headgate.clock import SYSTEM_CLOCK, map_ordered
 from headgate.compact import CompactionReport, Progress, compact_shard
 from headgate.config import Duration, ShardWriterConfig
+from headgate.consumer import Consumer, OpenConsumer, check_consumer_name, drop_all, listed_consumers, pin_snapshot
 from headgate.errors import AlreadyExistsError, InvalidInputError, NotFoundError, SchemaMismatchError
 from headgate.failpoint import failpoint
+from headgate.feed import Offset
 from headgate.indexes import check_indexes
 from headgate.life.alter import with_columns, with_renamed, with_widened, without_columns
 from headgate.life.create import load_if_there, opened
@@ -338,6 +341,92 @@ class Table:
             return list(map_ordered(self._places.clock, lambda shard: view(shard, pinned), chosen, parallel=_VIEWS_AT_ONCE))
 
         return load
+
+    # -- its changes
+
+    def changes(
+        self,
+        start: StartOfChanges | None = None,
+        consumer: str | None = None,
+        *,
+        follow: bool = False,
+        poll_interval: float = POLL_SECONDS,
+        idle_timeout: float | None = None,
+        commit_interval: float | None = COMMIT_SECONDS,
+    ) -> Changes:
+        """Changes in order: what writers put and deleted, and what was loaded beside them.
+
+        An iterator of Arrow batches with the table's columns of now and ``_op`` ("upsert" or "delete"; a delete has nulls
+        outside the key), ``_epoch``, ``_position``, ``_load``, ``_time``. Those of one key come in order; shards take turns.
+
+        Args:
+            start: "earliest": what is there. "latest": what comes from now on. "snapshot": the rows of now, as upserts,
+                then all changes since. Or an offset: ``changes.offset`` as it was, a dict or its JSON. None: where the
+                consumer is; without one "earliest". A word counts only for a new consumer; an offset always.
+            consumer: a name under which the offset is kept with the table. It holds back collection, until it is dropped.
+                It moves past a batch when the next one is asked for, or by ``changes.commit()``: at least once.
+            follow: wait for more at the end, for ever, or for ``idle_timeout`` seconds in which nothing comes.
+            poll_interval: the longest wait between two looks, in seconds.
+            commit_interval: least seconds between two moves of the consumer's offset. None: only ``changes.commit()`` moves it.
+
+        Raises:
+            InvalidInputError: there is no such start.
+            WalTruncatedError: what comes next was collected (now, or while it is read).
+            ConsumerTakenError: while it is read: another reader goes on with this consumer.
+
+        Example:
+            >>> for batch in table.changes(start="snapshot", consumer="search-index", follow=True):
+            ...     apply(batch)
+        """
+        self.refresh()
+        return Changes(
+            self._watch,
+            lambda: self.refresh().shards,
+            self._shard_once,
+            self._places.clock,
+            start=start,
+            consumer=consumer,
+            follow=follow,
+            poll_interval=poll_interval,
+            idle_timeout=idle_timeout,
+            commit_interval=commit_interval,
+        )
+
+    def _shard_once(self, id: str) -> Shard:
+        """A shard, also one that was split since."""
+        return self._shards().get(id) or Shard.of(id, self._places, self._watch)
+
+    def consumers(self) -> list[Consumer]:
+        """Those who follow the changes by name, with their lag. Each holds what it has not read yet. Writes nothing."""
+        return listed_consumers(self.refresh().shards)
+
+    def open_consumer(self, name: str, start: StartOfChanges | None = None) -> OpenConsumer:
+        """Go on with a consumer, for those who read the changes of shards by themselves (``shard.plan_changes``).
+
+        Whoever had it before can move it no more.
+        """
+        check_consumer_name(name)
+        return OpenConsumer(self.refresh().shards, name, parse_start(start) or "earliest", self._places.clock)
+
+    def pin_changes(self, ttl: Duration) -> tuple[Checkpoint, dict[str, Offset]]:
+        """A checkpoint, and the offset at which the changes go on right after it: nothing between is missed or doubled."""
+        seconds = check_lease(None, ttl)
+        assert seconds is not None, "there is a lease"
+        clock, shards = self._places.clock, self.refresh().shards
+        id, now = clock.token(), clock.now()
+        names = [shard.id for shard in shards]
+        found = map_ordered(clock, lambda s: pin_snapshot(s, seconds, id=id, shards=names).offset, shards, parallel=_VIEWS_AT_ONCE)
+        return Checkpoint(id, None, now, now + seconds), dict(zip(names, found, strict=True))
+
+    def drop_consumer(self, name: str) -> None:
+        """Forget a consumer: what only it held can be collected.
+
+        Raises:
+            NotFoundError: there is none of that name.
+        """
+        check_consumer_name(name)
+        if not drop_all(self.refresh().shards, name):
+            raise NotFoundError(f"{self.uri} has no consumer {name!r}", hint="see table.consumers()")
 
     # -- its life
 
