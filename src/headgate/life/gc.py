@@ -18,19 +18,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from headgate.errors import DataLossError, ObjectMissingError
 from headgate.failpoint import failpoint
-from headgate.manifest.model import HISTORY_VERSIONS_MAX, ShardManifest
+from headgate.manifest.model import HISTORY_VERSIONS_MAX, ShardManifest, TransactionMark
 from headgate.meters import GC_BYTES, GC_OBJECTS, GC_PASSES
 from headgate.store import ObjectInfo, Store
+from headgate.transaction import ONCE, Transactions
 from headgate.wal.collect import collect_entries
 from headgate.wal.log import ShardLog
 
 LEASE_GRACE_SECONDS = 60.0
 """How long past its end a lease is honoured, because clocks differ."""
+MARK_SECONDS = 3600.0
 _DELETES_AT_ONCE = 1000
 _VERSIONS_KEPT = HISTORY_VERSIONS_MAX
 _FLUSH = re.compile(r"g(\d{10})-[0-9a-z]{26}")
@@ -42,7 +44,7 @@ class GcReport:
 
     dry_run: bool
     objects: dict[str, int]
-    """By kind: entry, run, orphan, manifest."""
+    """By kind: entry, run, orphan, manifest, intent."""
     bytes: dict[str, int]
     held: dict[str, int] = field(default_factory=dict)
     """What would be garbage, if it were not held: objects, by what holds them."""
@@ -60,8 +62,14 @@ class GcReport:
         return cls(dry_run, dict(objects), dict(sizes), dict(held), tuple(ended))
 
 
-def collect_shard(log: ShardLog, table_store: Store, *, dry_run: bool, min_age: float, sweep: bool = False) -> GcReport:
-    """Collect one shard. Safe at any moment, beside anything, however often it is interrupted."""
+def collect_shard(
+    log: ShardLog, table_store: Store, *, dry_run: bool, min_age: float, sweep: bool = False, apps_open: Container[str] = ()
+) -> GcReport:
+    """Collect one shard. Safe at any moment, beside anything, however often it is interrupted.
+
+    Args:
+        apps_open: applications with intents that may not be carried out yet; their marks stay.
+    """
     now = log.clock.now()
     folder = f"shards/{log.shard}-{log.table_id}/runs/"
 
@@ -84,6 +92,7 @@ def collect_shard(log: ShardLog, table_store: Store, *, dry_run: bool, min_age: 
         return manifest.but(
             checkpoints={id: c for id, c in manifest.checkpoints.items() if not _is_over(c.expires_at, now)},
             attempts={id: a for id, a in manifest.attempts.items() if not _is_over(a.expires_at, now)},
+            transactions={app: mark for app, mark in manifest.transactions.items() if not _is_forgotten(app, mark, apps_open, now)},
             replaced=tuple(run for run in manifest.replaced if run not in gone),
         )
 
@@ -104,6 +113,10 @@ def collect_shard(log: ShardLog, table_store: Store, *, dry_run: bool, min_age: 
         for run in version.runs:
             for part in run.slices:
                 named.setdefault(part.path, "a checkpoint")
+    for announced in committed.announced.values():
+        for run in announced.runs:
+            for part in run.slices:
+                named.setdefault(part.path, "a load")
     for replaced in committed.replaced:
         for part in replaced.slices:
             named.setdefault(part.path, "min_age")
@@ -140,6 +153,54 @@ def collect_shard(log: ShardLog, table_store: Store, *, dry_run: bool, min_age: 
             GC_OBJECTS.add(count, *place, kind)
             GC_BYTES.add(sizes[kind], *place, kind)
     return GcReport(dry_run, +objects, +sizes, +held, tuple(ended))
+
+
+def _is_forgotten(app: str, mark: TransactionMark, apps_open: Container[str], now: float) -> bool:
+    """Applications that were named for one transaction never come again, once its intent is gone."""
+    return app.startswith(ONCE) and app not in apps_open and mark.time + MARK_SECONDS < now
+
+
+def collect_intents(transactions: Transactions, shards: Sequence[str], *, dry_run: bool, min_age: float) -> tuple[GcReport, set[str]]:
+    """Delete intents that are carried out, and aborted ones that nobody waits for. Also which applications have others.
+
+    Announcements whose lease is over are decided first, so that what died half-way does not stay so.
+    """
+    # 1. List, before the manifests are read: what comes into being later is not in the list.
+    now = transactions.clock.now()
+    listed = list(transactions.store.list("txn/"))
+    failpoint("gc.intents.listed")
+    logs = [transactions.log_of(shard) for shard in shards]
+    if not dry_run:
+        for log in logs:
+            transactions.resolve(log)
+    manifests = [log.manifests.load() for log in logs]
+    waited_for = {load.transaction for manifest in manifests for load in manifest.announced.values()}
+    marks = {manifest.shard: manifest.transactions for manifest in manifests}
+    # 2. Those that nobody needs: every shard they name has their mark, or a later one.
+    dead: list[ObjectInfo] = []
+    apps_open: set[str] = set()
+    held = Counter[str]()
+    for info in listed:
+        intent = transactions.read(info.key)
+        if intent is None:
+            continue
+        is_done = all(
+            shard not in marks or ((mark := marks[shard].get(intent.app)) is not None and mark.version >= intent.version)
+            for shard in intent.loads
+        )
+        if not is_done or info.key in waited_for:
+            apps_open.add(intent.app)
+            held["a transaction"] += 1
+        elif info.modified + min_age > now:
+            apps_open.add(intent.app)
+            held["min_age"] += 1
+        else:
+            dead.append(info)
+    if not dry_run:
+        _delete(transactions.store, [info.key for info in dead])
+        failpoint("gc.intents")
+    sizes = {"intent": sum(info.size_bytes for info in dead)} if dead else {}
+    return GcReport(dry_run, {"intent": len(dead)} if dead else {}, sizes, dict(held)), apps_open
 
 
 def _is_over(expires_at: float | None, now: float) -> bool:
