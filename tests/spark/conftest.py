@@ -97,7 +97,8 @@ def on_cluster(spark_environment: dict[str, str], tmp_path: Path) -> Callable[..
             cwd=tmp_path,
         )
         said = [line.removeprefix("ANSWER ") for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
-        assert done.returncode == 0 and said, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+        assert said, done.stdout[-2000:]
         return json.loads(said[-1])
 
     return run

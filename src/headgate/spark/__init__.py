@@ -12,13 +12,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headgate.spark.read import read, snapshot
+    from headgate.spark.frame import read, snapshot
     from headgate.spark.session import register, session
     from headgate.spark.types import arrow_schema, spark_schema
 
+# The module of each name. No module is called like one of them: once it was imported it would stand in its place.
 _ROOMS = {
-    "read": "read",
-    "snapshot": "read",
+    "read": "frame",
+    "snapshot": "frame",
     "register": "session",
     "session": "session",
     "arrow_schema": "types",

@@ -1,7 +1,7 @@
 """What a read gives to its tasks: which state, which rows and columns, and how they cross over.
 
 Owns: taking the snapshot of a read, and reading a part of it in a worker. Does not own: how parts come to
-workers (read, source), which rows a part has (snapshot).
+workers (frame, source), which rows a part has (snapshot).
 
 A worker serves many tasks of a read, one after the other. It keeps the last snapshots that it had, so
 that manifests, files and the log's tail are opened once by each worker, and not by each task.

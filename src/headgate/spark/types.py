@@ -210,6 +210,7 @@ def _truncated(column: pa.Array) -> pa.Array:
         down = pc.subtract(count, pc.if_else(pc.less(rest, 0), pc.add(rest, 1000), rest))
         return down.cast(kind)
     if types.is_list(kind) or types.is_large_list(kind):
+        column = pa.concat_arrays([column, column.slice(0, 0)]) if column.offset else column  # a mask goes with whole arrays only
         whole = _truncated(column.values)
         build = pa.ListArray if types.is_list(kind) else pa.LargeListArray
         return build.from_arrays(column.offsets, whole, type=kind, mask=column.is_null() if column.null_count else None)
