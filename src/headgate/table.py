@@ -14,6 +14,9 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from headgate.bulk import LEASE_SECONDS as LOAD_LEASE_SECONDS
+from headgate.bulk import MEMORY_BYTES as LOAD_MEMORY_BYTES
+from headgate.bulk import BadRows, BulkLoad, LoadReport, begin_load
 from headgate.changes import COMMIT_SECONDS, POLL_SECONDS, Changes, StartOfChanges, parse_start
 from headgate.checkpoint import Checkpoint, check_lease, listed, pin, refresh_pin, resolved, unpin
 from headgate.clock import SYSTEM_CLOCK, map_ordered
@@ -26,7 +29,7 @@ from headgate.feed import Offset
 from headgate.indexes import check_indexes
 from headgate.life.alter import with_columns, with_renamed, with_widened, without_columns
 from headgate.life.create import load_if_there, opened
-from headgate.life.gc import GcReport, collect_shard
+from headgate.life.gc import GcReport, collect_intents, collect_shard
 from headgate.life.status import RunInfo, TableStatus, shard_runs, shard_status
 from headgate.life.verify import VerifyReport, verify_shard
 from headgate.manifest import TableManifest
@@ -43,8 +46,10 @@ from headgate.sharding import check_sharding, first_shards, shards_of, unsharded
 from headgate.snapshot import Snapshot, State, unpinned
 from headgate.store import Location, probe
 from headgate.table_writer import TableWriter
+from headgate.transaction import Transactions
 from headgate.view import ReadView
 from headgate.wal.collect import check_trim, trim
+from headgate.wal.entry import Op
 from headgate.watch import SchemaWatch
 from headgate.writer import Freshness, live_view
 
@@ -428,6 +433,49 @@ class Table:
         if not drop_all(self.refresh().shards, name):
             raise NotFoundError(f"{self.uri} has no consumer {name!r}", hint="see table.consumers()")
 
+    # -- many rows at once
+
+    def bulk_load(
+        self,
+        app: str | None = None,
+        version: int | None = None,
+        *,
+        query: str | None = None,
+        on_bad_rows: BadRows = "fail",
+        lease: Duration = LOAD_LEASE_SECONDS,
+        max_memory: int = LOAD_MEMORY_BYTES,
+    ) -> BulkLoad:
+        """Begin a load: rows are written as files by any number of processes, and brought in at once, beside live writers.
+
+        Args:
+            app, version: who loads, and which of his loads this is. The same version again is acknowledged and changes
+                nothing; a lower one is refused. None: no other attempt at this load will ever be made.
+            query: for streams: who counts the versions; another one is refused.
+            lease: within this time it is committed, or renewed; else collection may take what was written.
+            max_memory: bytes that one ``write`` may hold, about.
+        """
+        seconds = check_lease(None, lease)
+        assert seconds is not None
+        return begin_load(self._places, self._watch, app, version, query, on_bad_rows, seconds, max_memory)
+
+    def load(
+        self, data: Any, op: Op = "upsert", *, app: str | None = None, version: int | None = None, on_bad_rows: BadRows = "fail"
+    ) -> LoadReport:
+        """Bring in many rows at once, without the log: all of them or none, newer than everything that was durable before.
+
+        Args:
+            data: Arrow batches, a table, or an iterator of them, of any length. A column ``_op`` says "upsert" or "delete".
+            op: what rows without it do.
+            app, version: makes it safe to repeat; see ``bulk_load``.
+        """
+        load = self.bulk_load(app, version, on_bad_rows=on_bad_rows)
+        try:
+            if app is not None and load.is_committed():
+                return LoadReport(load.app, load.version, committed=False, rows=0, bytes=0)
+            return load.commit([load.write(data, op)])
+        finally:
+            load.abort()
+
     # -- its life
 
     def compact(
@@ -469,8 +517,14 @@ class Table:
         seconds = check_lease(None, min_age) if min_age else 0.0
         self.refresh()
         store = self._places.table_store()
-        parts = [collect_shard(shard.log, store, dry_run=dry_run, min_age=seconds or 0.0, sweep=sweep) for shard in self.shards]
-        return GcReport.of(parts, dry_run=dry_run)
+        transactions = Transactions(store, self._places.clock, lambda shard: self.shard(shard).log)
+        shards = [shard.id for shard in self.shards]
+        intents, apps_open = collect_intents(transactions, shards, dry_run=dry_run, min_age=seconds or 0.0)
+        parts = [
+            collect_shard(shard.log, store, dry_run=dry_run, min_age=seconds or 0.0, sweep=sweep, apps_open=apps_open)
+            for shard in self.shards
+        ]
+        return GcReport.of([intents, *parts], dry_run=dry_run)
 
     def checkpoint(self, name: str | None = None, scope: Literal["durable"] = "durable", ttl: Duration | None = None) -> Checkpoint:
         """Pin what is durable now, in every shard; read it with ``at=``. Each shard is pinned at its own moment.
