@@ -105,6 +105,23 @@ class ManifestChain(Generic[AnyManifest]):
                 highest = int(name[:20])
         return highest
 
+    def versions(self) -> list[int]:
+        """All that are there, readable or not, oldest first. For those who look for damage."""
+        names = (info.key[len(self._folder) :] for info in self._store.list(self._folder))
+        return [int(name[:20]) for name in names if len(name) == 25 and name.endswith(".json") and name[:20].isdigit()]
+
+    def restore(self, good: AnyManifest, damaged: int) -> bool:
+        """Go on with ``good`` after a latest version, ``damaged``, that nobody can read. False: somebody else was faster.
+
+        As long as the latest cannot be read nobody can commit, so there is nobody to race with but another repair. The ids
+        of the versions between are not known: whoever committed one of them learns that it did not happen, and does it again.
+        """
+        unknown = ("unreadable",) * (damaged - good.version)
+        proposal = good.but(
+            version=damaged + 1, id=self._clock.token(), history=(*good.history, good.id, *unknown)[-HISTORY_VERSIONS_MAX:]
+        )
+        return create_exactly(self._store, self.key(proposal.version), encode_document(proposal), self._clock, self._policy) is None
+
     def _read(self, version: int) -> AnyManifest:
         key = self.key(version)
         found = decode_document(self._store.get(key), self._kind, key)
