@@ -35,6 +35,7 @@ from headgate.errors import (
 from headgate.feed import Offset
 from headgate.indexes import scalar_index, text_index, vector_index
 from headgate.life.gc import GcReport
+from headgate.life.repair import RepairReport, RepairStep
 from headgate.life.status import RunInfo, ShardStatus, SliceInfo, TableStatus
 from headgate.life.verify import Problem, VerifyReport
 from headgate.memtable import MemTableStats
@@ -82,6 +83,8 @@ __all__ = [
     "Problem",
     "Put",
     "Receipt",
+    "RepairReport",
+    "RepairStep",
     "RunInfo",
     "Scan",
     "SchemaMismatchError",

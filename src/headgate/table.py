@@ -31,6 +31,8 @@ from headgate.life.alter import with_columns, with_renamed, with_widened, withou
 from headgate.life.create import load_if_there, opened
 from headgate.life.gc import GcReport, collect_intents, collect_shard
 from headgate.life.status import RunInfo, TableStatus, shard_runs, shard_status
+from headgate.life.mend import Progress as RepairProgress
+from headgate.life.repair import RepairReport, repair_shard, shown
 from headgate.life.verify import VerifyReport, verify_shard
 from headgate.manifest import TableManifest
 from headgate.manifest.model import AnyIndex, ShardingRule
@@ -153,11 +155,29 @@ class Table:
         """Walk every shard's log, look at every run, and say what is wrong where. Writes nothing.
 
         Args:
-            deep: read every entry that is left and every key of every run, too.
+            deep: read every entry that is left and every row of every run, too, and compare the two.
         """
         self.refresh()
-        columnar, rules = self._places.columnar(), self._watch.rules
-        return VerifyReport.of([verify_shard(shard.log, deep=deep, columnar=columnar, rules=rules) for shard in self.shards])
+        columnar, rules, store = self._places.columnar(), self._watch.rules, self._places.table_store()
+        return VerifyReport.of([verify_shard(s.log, deep=deep, columnar=columnar, rules=rules, store=store) for s in self.shards])
+
+    def repair(self, dry_run: bool = True, progress: RepairProgress | None = None) -> RepairReport:
+        """Say what is broken, what would be done about it and what that gives up; with ``dry_run=False`` do it.
+
+        First restore what you can from a backup or from bucket versions: this is for what is gone. Reads everything.
+        Shards that are whole are not touched. A broken one is claimed, which fences its writer; what is damaged is
+        copied to ``repair/`` below the table before it is replaced. May be interrupted, and begun again.
+
+        Args:
+            progress: called with a shard and what is being done there.
+
+        Raises:
+            WalStoreMismatchError: this is not the store that the log was written to. Nothing was written.
+        """
+        self.refresh()
+        columnar, rules, store = self._places.columnar(), self._watch.rules, self._places.table_store()
+        parts = [repair_shard(s.log, store, columnar, rules, dry_run=dry_run, progress=progress) for s in self.shards]
+        return shown(RepairReport.of(parts, dry_run=dry_run), self.uri)
 
     def writer(self, config: ShardWriterConfig | None = None, shards: Sequence[str] | None = None) -> TableWriter:
         """Claim the table for writing. This writes, and fences whoever wrote before.
