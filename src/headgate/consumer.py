@@ -29,7 +29,7 @@ from headgate.checkpoint import NAME_CHARACTERS_MAX, with_checkpoint
 from headgate.clock import Clock, map_ordered
 from headgate.errors import ConsumerTakenError, InvalidInputError, NotFoundError
 from headgate.failpoint import failpoint
-from headgate.feed import HasFeed, Offset, check_there, earliest, past_seals, settled
+from headgate.feed import HasFeed, Offset, check_there, earliest, latest, past_seals, settled
 from headgate.manifest.model import ConsumerRecord, ShardManifest
 from headgate.wal.log import ShardLog
 from headgate.wal.tip import find_tip
@@ -87,8 +87,8 @@ def check_consumer_name(name: object) -> str:
 # -- where to begin
 
 
-def begin(log: ShardLog, manifest: ShardManifest, tip: int, where: Offset | Beginning) -> tuple[Offset, bool]:
-    """The offset to begin at, and whether a snapshot comes before. The manifest was read after the tip."""
+def begin(log: ShardLog, manifest: ShardManifest, tip: int | None, where: Offset | Beginning) -> tuple[Offset, bool]:
+    """The offset to begin at, and whether a snapshot comes before. The manifest was read after the tip, if that was read."""
     if isinstance(where, Offset):
         return check_there(log, manifest, where, tip), False
     if where == "earliest":
@@ -97,13 +97,16 @@ def begin(log: ShardLog, manifest: ShardManifest, tip: int, where: Offset | Begi
         start = past_seals(manifest, Offset())
         if start.position >= manifest.wal_floor and manifest.load_floor == 0:
             return start, False
-    return settled(manifest, tip), where != "latest"
+    return settled(manifest, manifest.cursor.position if tip is None else tip), where != "latest"
 
 
 def start_of(shard: HasFeed, where: Offset | Beginning) -> Start | None:
     """Begin without a name. Writes nothing. None: with a snapshot, which is to be pinned."""
-    manifest, tip = find_tip(shard.log)
-    offset, is_snapshot = begin(shard.log, manifest, tip.position, where)
+    if where == "snapshot":
+        return None
+    if where == "latest":
+        return Start(latest(shard))
+    offset, is_snapshot = begin(shard.log, shard.log.manifests.load(), None, where)
     return None if is_snapshot else Start(offset)
 
 

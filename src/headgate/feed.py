@@ -417,14 +417,16 @@ def _together(form: _Form, entries: Sequence[Entry], load: int) -> ChangeBatch:
     puts = [put for entry in entries for put in entry.puts]
     parts = [form.now(_joined(group), form.rules.names_in(group[0].schema)) for group in _groups(puts)]
     rows = _joined(parts)
-    lengths = [sum(put.rows.num_rows for put in entry.puts) for entry in entries]
+    lengths = np.array([sum(put.rows.num_rows for put in entry.puts) for entry in entries])
 
     def per_entry(values: list[int]) -> pa.Array:
         return pa.array(np.repeat(np.array(values, np.int64), lengths))
 
-    ops = np.repeat(np.array([put.op == "delete" for put in puts], np.int8), [put.rows.num_rows for put in puts])
+    deletes = np.array([put.op == "delete" for put in puts], np.int8)
     marks = [
-        pc.take(_OPS, pa.array(ops)) if ops.any() else pa.repeat(_OPS[0], rows.num_rows),
+        pc.take(_OPS, pa.array(np.repeat(deletes, [put.rows.num_rows for put in puts])))
+        if deletes.any()
+        else pa.repeat(_OPS[0], rows.num_rows),
         per_entry([entry.epoch for entry in entries]),
         per_entry([entry.position for entry in entries]),
         pa.array(np.zeros(rows.num_rows, np.int64)),

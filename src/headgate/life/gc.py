@@ -11,7 +11,9 @@ What can nothing come to name? The files of a flush whose number is below ``next
 turn is over. The files of an attempt that is not registered: whoever wrote them will find it gone
 when he commits. A replaced run, once its record is out of the manifest: reads that began before
 hold no claim on it (they raise SnapshotExpiredError), checkpoints and clones pin versions that
-name it. No clock decides about safety: ``min_age`` is for the comfort of readers.
+name it. The files of a load, once all who follow the changes have passed it and it is out of ``loads``,
+which name them for longer than ``runs`` may. No clock decides about safety: ``min_age`` is for the
+comfort of readers.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from headgate.errors import DataLossError, ObjectMissingError
 from headgate.failpoint import failpoint
@@ -84,17 +87,22 @@ def collect_shard(
     def end_leases(manifest: ShardManifest) -> ShardManifest:
         ended[:] = [f"checkpoint {id}" for id, c in manifest.checkpoints.items() if _is_over(c.expires_at, now)]
         ended.extend(f"attempt {id}" for id, a in manifest.attempts.items() if _is_over(a.expires_at, now))
-        gone = [run for run in manifest.replaced if run.replaced_at + min_age <= now]
+        alive = _without_passed_loads(
+            manifest.but(
+                checkpoints={id: c for id, c in manifest.checkpoints.items() if not _is_over(c.expires_at, now)},
+                attempts={id: a for id, a in manifest.attempts.items() if not _is_over(a.expires_at, now)},
+                transactions={app: mark for app, mark in manifest.transactions.items() if not _is_forgotten(app, mark, apps_open, now)},
+            ),
+            now - min_age,
+        )
+        # What a load names that is still to be followed stays on the list: its attempt may be registered for long.
+        followed = {part.path for load in alive.loads for run in load.runs for part in run.slices}
+        gone = [run for run in alive.replaced if run.replaced_at + min_age <= now and followed.isdisjoint(p.path for p in run.slices)]
         freed.clear()
         freed.update(part.path for run in gone for part in run.slices)
         # A version of our own even when nothing changes: its create proves that it follows the latest. What a listing
         # alone calls the latest may have been superseded, and collected, while the names were read.
-        return manifest.but(
-            checkpoints={id: c for id, c in manifest.checkpoints.items() if not _is_over(c.expires_at, now)},
-            attempts={id: a for id, a in manifest.attempts.items() if not _is_over(a.expires_at, now)},
-            transactions={app: mark for app, mark in manifest.transactions.items() if not _is_forgotten(app, mark, apps_open, now)},
-            replaced=tuple(run for run in manifest.replaced if run not in gone),
-        )
+        return alive.but(replaced=tuple(run for run in alive.replaced if run not in gone))
 
     committed: ShardManifest | None
     if dry_run:
@@ -113,6 +121,10 @@ def collect_shard(
         for run in version.runs:
             for part in run.slices:
                 named.setdefault(part.path, "a checkpoint")
+    for load in committed.loads:
+        for run in load.runs:
+            for part in run.slices:
+                named.setdefault(part.path, "the change feed")
     for announced in committed.announced.values():
         for run in announced.runs:
             for part in run.slices:
@@ -123,8 +135,9 @@ def collect_shard(
     for info in files:
         attempt, _, rest = info.key[len(folder) :].partition("/")
         path = f"{folder}{attempt}/{rest.split('/', 1)[0]}"
-        holder = named.get(path) or _still_written(attempt, committed)
         kind = "run" if path in freed else "orphan"
+        # What was in a run once is not named again, though its attempt may go on to write others.
+        holder = named.get(path) or (None if kind == "run" else _still_written(attempt, committed))
         if holder is None and kind == "orphan" and info.modified + min_age > now:
             holder = "min_age"
         if holder is None:
@@ -201,6 +214,20 @@ def collect_intents(transactions: Transactions, shards: Sequence[str], *, dry_ru
         failpoint("gc.intents")
     sizes = {"intent": sum(info.size_bytes for info in dead)} if dead else {}
     return GcReport(dry_run, {"intent": len(dead)} if dead else {}, sizes, dict(held)), apps_open
+
+
+def _without_passed_loads(manifest: ShardManifest, before: float) -> ShardManifest:
+    """Without the loads that nobody will follow any more: all consumers have passed them, and the log before them may go.
+
+    The floor of the log rises with theirs, in the same commit: whoever begins with the earliest change must not find
+    entries from before a load without the load.
+    """
+    floor = max(manifest.wal_floor, manifest.hold_position())
+    passed = min((consumer.load for consumer in manifest.consumers.values()), default=manifest.next_load)
+    gone = list(takewhile(lambda load: load.number <= passed and load.position <= floor and load.time <= before, manifest.loads))
+    if not gone:
+        return manifest
+    return manifest.but(loads=manifest.loads[len(gone) :], load_floor=gone[-1].number, wal_floor=floor)
 
 
 def _is_over(expires_at: float | None, now: float) -> bool:
