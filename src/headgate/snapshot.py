@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.types as types
 
 from headgate.clock import map_ordered
-from headgate.errors import DataLossError, InvalidInputError, NotFoundError, ObjectMissingError, SnapshotExpiredError
+from headgate.errors import DataLossError, InvalidInputError, ObjectMissingError, SnapshotExpiredError
 from headgate.query.ranges import count_rows, scan_offsets, scan_range, split_points
 from headgate.query.scan import chosen_columns
 from headgate.schema import RowRules
@@ -69,8 +69,6 @@ class Snapshot:
     rules: RowRules = field(repr=False, compare=False)
     checkpoint: str | None = None
     """The id of the checkpoint that holds it. None: nothing does."""
-    expires: float | None = None
-    """When that one's lease ended, as of the taking; it may have been refreshed since."""
     states: tuple[State, ...] = ()
 
     @property
@@ -142,23 +140,12 @@ class Snapshot:
         shard = self.shards[number]
         if self.checkpoint is None:
             state = self.states[number]
-            view = shard.reader.view_of(state.version, state.id, state.end)
-        else:
-            self._check_lease(shard)
-            try:
-                view = shard.reader.view(self.checkpoint)
-            except NotFoundError as gone:
-                raise SnapshotExpiredError(f"the snapshot of {self.uri} is gone: {gone.message}", hint=_HINT) from gone
-        return view
-
-    def _check_lease(self, shard: Shard) -> None:
-        """Refuse once it is over, whether something was collected or not: what a program may do must not depend on that."""
-        now = shard.places.clock.now()
-        if self.expires is None or now < self.expires or self.checkpoint is None:
-            return
+            return shard.reader.view_of(state.version, state.end, state.id)
+        # A lease that is over ends reads, whether something was collected or not: what a program may do must not depend on that.
         found = find_checkpoint(shard.log.manifests.load(), self.checkpoint)
-        if found is None or (found[1].expires_at is not None and found[1].expires_at <= now):
+        if found is None or (found[1].expires_at is not None and found[1].expires_at <= shard.places.clock.now()):
             raise SnapshotExpiredError(f"the lease of the snapshot of {self.uri} is over", hint=_HINT)
+        return shard.reader.view_of(found[1].version, found[1].end)
 
     def _expecting(self, number: int, read: Callable[[], Result]) -> Result:
         """What is missing was collected, unless the checkpoint is there that holds it: then it is lost."""

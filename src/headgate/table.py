@@ -317,19 +317,17 @@ class Table:
         if at is not None and ttl is not None:
             raise InvalidInputError("a checkpoint has its own lease", hint="leave out ttl=, or at=; see refresh_checkpoint")
         self.refresh()
-        id, expires = at.id if isinstance(at, Checkpoint) else at, None
+        id = at.id if isinstance(at, Checkpoint) else at
         states: tuple[State, ...] = ()
         shards = self.shards
         if ttl is not None and shards:  # without shards there is nothing to hold
             id, shards = self.checkpoint(ttl=ttl).id, self.shards
         if id is not None:
-            manifests = {shard.id: shard.log.manifests.load() for shard in shards}
-            id, held = resolved(list(manifests.values()), id)
+            id, held = resolved([shard.log.manifests.load() for shard in shards], id)
             shards = [shard for shard in shards if shard.id in held]
-            expires = min((e for s in shards if (e := manifests[s.id].checkpoints[id].expires_at) is not None), default=None)
         else:
             states = unpinned(shards)
-        return Snapshot(self._places.clock.token(), self.uri, tuple(shards), self._watch.rules, id, expires, states)
+        return Snapshot(self._places.clock.token(), self.uri, tuple(shards), self._watch.rules, id, states)
 
     def _shards_of(self, keys: pa.Table) -> set[str]:
         """Where these keys can be: no other shard is looked at."""

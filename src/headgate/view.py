@@ -232,28 +232,31 @@ class ShardReader:
                 ) from error
         return replace(known, rules=self._rules())
 
-    def view_of(self, version: int, id: str, end: int) -> ReadView:
-        """The shard as of a version of its manifest, with the log up to ``end``, though nothing holds it.
+    def view_of(self, version: int, end: int, id: str | None = None) -> ReadView:
+        """The shard as of a version of its manifest, with the log up to ``end``.
 
-        What was collected may stand there again: a version made anew by a late request, a seal where an
-        entry was. So the version must be the one of that ``id``, and of a log that is read the floor must
-        lie at or below its first entry still, by a manifest that is read afterwards.
+        Args:
+            id: the version's, where nothing holds it. What was collected may stand there again: a version
+                made anew by a late request, a seal where an entry was. So the version must be the one of
+                that id, and of a log that is read the floor must lie at or below its first entry still,
+                by a manifest that is read afterwards.
 
         Raises:
             ObjectMissingError: some of it was collected.
         """
-        name = f"{version}:{id}:{end}"
+        name = f"{version}:{end}:{id}"
         known = self._pinned.get(name)
         if known is None:
             log = self._log
             manifest = log.manifests.at(version)
-            if manifest.id != id:
+            if id not in (None, manifest.id):
                 raise ObjectMissingError(f"version {version} of shard {log.shard} was collected", object=log.manifests.key(version))
             known = self._keep(name, manifest, end)
-            latest, first = log.manifests.load(), manifest.cursor
-            if first.position < end and (latest.wal_floor > first.position or latest.wal.id != manifest.wal.id):
-                self._pinned.pop(name, None)
-                raise ObjectMissingError(f"position {first.position} was collected", object=log.space(manifest).key(*first))
+            if id is not None and manifest.cursor.position < end:
+                latest, first = log.manifests.load(), manifest.cursor
+                if latest.wal_floor > first.position or latest.wal.id != manifest.wal.id:
+                    self._pinned.pop(name, None)
+                    raise ObjectMissingError(f"position {first.position} was collected", object=log.space(manifest).key(*first))
         return replace(known, rules=self._rules())
 
     def _keep(self, name: str, manifest: ShardManifest, end: int) -> ReadView:
