@@ -34,6 +34,7 @@ from headgate.errors import (
 )
 from headgate.feed import Offset
 from headgate.indexes import scalar_index, text_index, vector_index
+from headgate.life.drop import DropReport
 from headgate.life.gc import GcReport
 from headgate.life.repair import RepairReport, RepairStep
 from headgate.life.status import RunInfo, ShardStatus, SliceInfo, TableStatus
@@ -43,7 +44,7 @@ from headgate.query.scan import Scan
 from headgate.shard import Shard
 from headgate.sharding import bucket, identity, unsharded
 from headgate.snapshot import Snapshot
-from headgate.table import Table, create_table, open_table
+from headgate.table import Table, clone, create_table, drop_table, open_table
 from headgate.table_ack import TableAck
 from headgate.table_writer import TableWriter
 from headgate.wal.ack import Ack, Receipt
@@ -69,6 +70,7 @@ __all__ = [
     "ConsumerTakenError",
     "CorruptEntryError",
     "DataLossError",
+    "DropReport",
     "Entry",
     "FencedError",
     "GcReport",
@@ -113,7 +115,9 @@ __all__ = [
     "WalTruncatedError",
     "WriterPoisonedError",
     "bucket",
+    "clone",
     "create_table",
+    "drop_table",
     "identity",
     "metrics",
     "open_table",

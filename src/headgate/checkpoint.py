@@ -90,6 +90,8 @@ def with_checkpoint(
     """The manifest with one checkpoint more, of the version that it becomes."""
     if id in manifest.checkpoints:
         return None
+    if manifest.state in ("retired", "dropped"):
+        raise NotFoundError(f"shard {log.shard} is {manifest.state}", hint="open the table again to see its shards of now")
     if name is not None and find_checkpoint(manifest, name) is not None:
         raise AlreadyExistsError(f"shard {log.shard} has a checkpoint {name!r}", hint="drop it first, or choose another name")
     cursor = manifest.cursor.position

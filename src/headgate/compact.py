@@ -73,17 +73,25 @@ class CompactionReport:
         )
 
 
-def pick(runs: Sequence[RunRecord], cursor: int, *, full: bool) -> tuple[int, int] | None:
+def pick(runs: Sequence[RunRecord], cursor: int, *, full: bool, detach: bool = False) -> tuple[int, int] | None:
     """Which runs to merge next: from the first index up to the second. None: there is nothing to gain.
 
     Only what lies below the cursor is closed: nothing can come between those runs any more. Tiered by
     size: the newest runs are merged with the one before them as long as that is no more than
     ``_TIER_RATIO`` times as large as they are together, so a row is rewritten a logarithmic number
-    of times. ``full``: all of them.
+    of times. ``full``: all of them. ``detach``: those with files of another table, and no others. A run of a shard that was
+    split holds rows of the other part, too: it is rewritten by itself, before anything else.
     """
     closed = sum(1 for run in runs if run.end <= cursor)
-    if full and closed and (closed > 1 or runs[0].tombstones):
+    if detach:
+        wanted = [number < closed and (run.keep is not None or is_elsewhere(run)) for number, run in enumerate(runs)]
+        first = wanted.index(True) if True in wanted else -1
+        return None if first < 0 else (first, wanted.index(False, first) if False in wanted[first:] else len(runs))
+    if full and closed and (closed > 1 or runs[0].tombstones or runs[0].keep is not None):
         return 0, closed
+    split = next((number for number in range(closed) if runs[number].keep is not None), None)
+    if split is not None:
+        return split, split + 1
     if full or closed < 2:
         return None
     first, size = closed - 1, runs[closed - 1].rows
@@ -100,12 +108,14 @@ def compact_shard(
     *,
     max_memory: int,
     full: bool = False,
+    detach: bool = False,
     progress: Progress | None = None,
     slice_rows: int = SLICE_ROWS,
 ) -> CompactionReport:
     """Merge runs of one shard until there is nothing left to gain.
 
     Args:
+        detach: instead, rewrite what is in files of another table.
         rules: the table's columns; if they may change, how to look them up.
 
     Raises:
@@ -116,7 +126,7 @@ def compact_shard(
     for _ in range(_ROUNDS_MAX):
         manifest = log.manifests.load()
         before = len(manifest.runs) if before is None else before
-        chosen = pick(manifest.runs, manifest.cursor.position, full=full)
+        chosen = pick(manifest.runs, manifest.cursor.position, full=full, detach=detach)
         if chosen is None:
             break
         try:
@@ -124,7 +134,7 @@ def compact_shard(
             # The columns are looked up after the runs are known: whoever wrote a run knew no newer ones. The other way
             # round a column that was added in between would be dropped, with its values.
             known = rules() if callable(rules) else rules
-            made, kept_slices = _compact_once(log, columnar, known, inputs, chosen[0] == 0, max_memory, progress, slice_rows)
+            made, kept_slices = _compact_once(log, columnar, known, inputs, chosen[0] == 0, max_memory, progress, slice_rows, detach=detach)
         except CommitConflictError:
             continue  # what we merged was merged by somebody else meanwhile; look again
         except ObjectMissingError as error:
@@ -161,6 +171,8 @@ def _compact_once(
     max_memory: int,
     progress: Progress | None,
     slice_rows: int,
+    *,
+    detach: bool = False,
 ) -> tuple[RunRecord, _Kept]:
     place, started = (log.manifests.place, log.shard), log.clock.monotonic()
     # 1. Register, before the first object: collection leaves the files of a registered attempt alone (G02).
@@ -173,7 +185,7 @@ def _compact_once(
         folder = f"shards/{log.shard}-{log.table_id}/runs/{attempt}-{log.clock.token()}"
         writer = _RunWriter(log, columnar, rules, folder, sum(run.rows for run in inputs), progress, slice_rows)
         writer.on_slice = _Renewal(log, attempt).renew
-        untouched = _untouched(runs, rules, slice_rows) if with_oldest else None
+        untouched = _untouched(runs, rules, slice_rows) if with_oldest and not detach else None
         writer.write(runs, untouched, drop_tombstones=with_oldest, batch_rows=_batch_rows(runs, max_memory))
         failpoint("compact.written")
         made = RunRecord(
@@ -197,6 +209,11 @@ def _compact_once(
     COMPACTION_ROWS_WRITTEN.add(made.rows - writer.kept.rows, *place)
     COMPACTION_BYTES_WRITTEN.add(made.bytes - writer.kept.bytes, *place)
     return made, writer.kept
+
+
+def is_elsewhere(run: RunRecord) -> bool:
+    """Does a run name files of another table?"""
+    return any(part.uri is not None for part in run.slices)
 
 
 class _Renewal:
@@ -271,7 +288,7 @@ def _untouched(runs: Sequence[OpenRun], rules: RowRules, slice_rows: int) -> _Un
     """
     base, parts = runs[0], runs[0].slices
     fields = tuple(zip(rules.field_ids, rules.schema.names, strict=True))
-    if len(parts) < 2 or base.record.tombstones or base.record.fields != fields or not rules.key:
+    if len(parts) < 2 or base.record.tombstones or base.record.fields != fields or not rules.key or base.record.keep is not None:
         return None
     order, key = KeyOrder(rules), list(rules.key)
     ids = [rules.field_ids[rules.schema.get_field_index(name)] for name in key]

@@ -53,7 +53,7 @@ class OpenRun:
     @cached_property
     def slices(self) -> list[Slice]:
         """Opened on first use. Raises ObjectMissingError."""
-        return [self.columnar.open(part.path) for part in self.record.slices]
+        return [self.columnar.open_record(part) for part in self.record.slices]
 
     @cached_property
     def starts(self) -> Offsets:

@@ -28,7 +28,9 @@ from headgate.failpoint import failpoint
 from headgate.feed import Offset
 from headgate.indexes import check_indexes
 from headgate.life.alter import with_columns, with_renamed, with_widened, without_columns
+from headgate.life.clone import clone_table, detach_table, let_go
 from headgate.life.create import load_if_there, opened
+from headgate.life.drop import DropReport, drop
 from headgate.life.gc import GcReport, collect_intents, collect_shard
 from headgate.life.status import RunInfo, TableStatus, shard_runs, shard_status
 from headgate.life.mend import Progress as RepairProgress
@@ -542,6 +544,8 @@ class Table:
             collect_shard(shard.log, store, dry_run=dry_run, min_age=seconds or 0.0, sweep=sweep, apps_open=apps_open)
             for shard in self.shards
         ]
+        if not dry_run and self._manifest.parent is not None:
+            let_go(self._watch, self._places)  # compaction may have rewritten the last of the parent's files
         return GcReport.of([intents, *parts], dry_run=dry_run)
 
     def checkpoint(self, name: str | None = None, scope: Literal["durable"] = "durable", ttl: Duration | None = None) -> Checkpoint:
@@ -591,6 +595,19 @@ class Table:
         dropped = [unpin(shard.log, id) for shard in self.shards]
         if not any(dropped):
             raise NotFoundError(f"{self.uri} has no checkpoint {id!r}", hint="see table.checkpoints()")
+
+    def detach(self, max_memory: int = 1 << 30) -> None:
+        """Make a clone a table of its own: copy what it still reads of its parent, then let go of the parent. Else nothing happens.
+
+        Args:
+            max_memory: bytes that it may hold, about.
+
+        Raises:
+            InvalidInputError: a checkpoint of the clone still needs the parent's files.
+        """
+        if isinstance(max_memory, bool) or not isinstance(max_memory, int) or max_memory < 1:
+            raise InvalidInputError(f"max_memory is {max_memory!r}", hint="bytes, a whole number")
+        detach_table(self._watch, self._places, max_memory)
 
     def _chosen(self, shards: Sequence[str] | None) -> list[Shard]:
         return self.shards if shards is None else [self.shard(name) for name in shards]
@@ -703,7 +720,7 @@ def create_table(
     store = places.table_store()
     chain = places.table_manifests(store)
     existing = load_if_there(chain)
-    if existing is None:
+    if existing is None or existing.state == "dropped":
         probe(store, places.clock)
         if places.wal_uri is not None:
             probe(places.wal_store(), places.clock)
@@ -724,10 +741,15 @@ def create_table(
             created_at=clock.now(),
         )
         # The table manifest is created first and decides: of two creators one wins, and its shards are made.
-        if chain.create_first(first):
-            failpoint("create.table")
-            return Table(places, opened(places, store, chain, chain.load()))
+        # Where one was dropped the versions go on: whoever still holds the old one cannot commit over the new one.
+        if existing is None and not chain.create_first(first):
+            existing = chain.load()
+        if existing is not None and existing.state == "dropped":
+            chain.commit(lambda latest: first if latest.state == "dropped" else None)
         existing = chain.load()
+        if existing.table_id == first.table_id:
+            failpoint("create.table")
+            return Table(places, opened(places, store, chain, existing))
     if if_exists == "error":
         raise AlreadyExistsError(f"there is a table at {places.table.uri}", hint="open it with open_table, or pass if_exists='open'")
     table = Table(places, opened(places, store, chain, existing))
@@ -764,6 +786,77 @@ def open_table(
     if wal_uri is None and manifest.wal_uri is not None:
         places = _places(uri, storage_options, manifest.wal_uri, wal_storage_options)
     return Table(places, opened(places, store, chain, manifest))
+
+
+def clone(
+    source_uri: str | os.PathLike[str],
+    target_uri: str | os.PathLike[str],
+    checkpoint: str | Checkpoint | None = None,
+    *,
+    wal_uri: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    wal_storage_options: Mapping[str, Any] | None = None,
+    source_wal_uri: str | os.PathLike[str] | None = None,
+    source_wal_storage_options: Mapping[str, Any] | None = None,
+) -> Table:
+    """Make a table that begins with the rows of another one's checkpoint. No row is copied, however many there are.
+
+    The clone reads the parent's files until compaction has rewritten them or ``detach`` does; a pin in the parent holds
+    them that long. It has a log of its own, and both are written independently. If it is interrupted, call it again
+    with the same arguments: it goes on where it was.
+
+    Args:
+        checkpoint: which of the source's states, by its id or name. None: what is durable now.
+        wal_uri: where the clone's log is to be; None: beside it. The source's is not inherited.
+        storage_options: for source and target.
+        source_wal_uri: where the source's log is; None: where it was when the table was created. Not needed if the
+            checkpoint needs nothing of it (``scope="all"``).
+
+    Raises:
+        NotFoundError: there is no such table, or no such checkpoint (its lease may be over).
+        AlreadyExistsError: there is another table at the target, or a clone of another checkpoint.
+        DataLossError: part of the log that the checkpoint needs is gone.
+    """
+    at = checkpoint.id if isinstance(checkpoint, Checkpoint) else checkpoint
+    if at is not None and (not isinstance(at, str) or not at):
+        raise InvalidInputError(f"checkpoint is {checkpoint!r}", hint="a checkpoint, its id or its name")
+    source = _places(source_uri, storage_options, source_wal_uri, source_wal_storage_options)
+    if source_wal_uri is None:
+        found = load_if_there(source.table_manifests())
+        if found is not None and found.wal_uri is not None:
+            source = _places(source_uri, storage_options, found.wal_uri, source_wal_storage_options)
+    target = _places(target_uri, storage_options, wal_uri, wal_storage_options)
+    return Table(target, clone_table(source, target, at))
+
+
+def drop_table(
+    uri: str | os.PathLike[str],
+    confirm: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None = None,
+    wal_uri: str | os.PathLike[str] | None = None,
+    wal_storage_options: Mapping[str, Any] | None = None,
+) -> DropReport:
+    """Delete a table with all its rows, its log and its checkpoints. If it is interrupted, call it again.
+
+    Writers are fenced first. One small object for the table and one for each shard stay, so that whoever still holds a
+    handle learns that it is gone; a new table may be created at the same URI.
+
+    Args:
+        confirm: the URI once more.
+        wal_uri: where its log is; None: where it was when the table was created.
+
+    Raises:
+        InvalidInputError: ``confirm`` is not the URI, or clones read the table's files. Nothing was dropped.
+        NotFoundError: there is no table.
+    """
+    if os.fspath(confirm) != os.fspath(uri):
+        raise InvalidInputError(f"confirm is {confirm!r}, and the table is {uri!r}", hint="pass the same URI twice: all its rows go")
+    places = _places(uri, storage_options, wal_uri, wal_storage_options)
+    if wal_uri is None:
+        found = load_if_there(places.table_manifests())
+        if found is not None and found.wal_uri is not None:
+            places = _places(uri, storage_options, found.wal_uri, wal_storage_options)
+    return drop(places)
 
 
 def _places(

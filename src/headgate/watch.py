@@ -110,7 +110,7 @@ class SchemaWatch:
 
     def check(self, found: TableManifest) -> None:
         """Is it still the table that this watch is of?"""
-        if found.state == "dropped" or found.table_id != self.manifest.table_id:
+        if found.state in ("dropping", "dropped") or found.table_id != self.manifest.table_id:
             raise _dropped(self._place)
 
     def _take(self, found: TableManifest) -> None:

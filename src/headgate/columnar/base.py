@@ -11,7 +11,7 @@ durable before that manifest.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,8 @@ class Columnar(ABC):
 
     parallel_reads: int = 1
     """How many reads at once pay, by threads of the caller's. 1: none, as where a simulation decides who runs."""
+    elsewhere: Callable[[str], Columnar] | None = None
+    """How to get at the files of another table, by its URI; None: there are none to get at."""
 
     @abstractmethod
     def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> SliceRecord:
@@ -75,6 +77,13 @@ class Columnar(ABC):
     @abstractmethod
     def open(self, path: str) -> Slice:
         """Raises ObjectMissingError."""
+
+    def open_record(self, part: SliceRecord) -> Slice:
+        """A slice that a manifest names: this table's, or that of the table it was cloned from. Raises ObjectMissingError."""
+        if part.uri is None:
+            return self.open(part.path)
+        assert self.elsewhere is not None, "only what open_columnar gave reads clones"
+        return self.elsewhere(part.uri).open(part.path)
 
     @abstractmethod
     def drop(self, path: str) -> None:

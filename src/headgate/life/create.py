@@ -34,15 +34,26 @@ def opened(places: Places, store: Store, chain: ManifestChain[TableManifest], ma
     """The manifest of a table that is there, its creation finished if it was not.
 
     Raises:
-        NotFoundError: it was dropped.
+        NotFoundError: it was dropped, or is a clone that was never finished.
         CorruptEntryError: the manifest says what cannot be.
     """
     _check(chain, manifest)
+    uri = places.table.uri
+    if manifest.state == "cloning":
+        # Never made into an empty table (K10).
+        parent = manifest.parent.uri if manifest.parent is not None else "another table"
+        at = manifest.parent.checkpoint if manifest.parent is not None else ""
+        raise NotFoundError(
+            f"the table at {uri} is a clone of {parent} that was begun and not finished",
+            hint=f"clone({parent!r}, {uri!r}, checkpoint={at!r}) finishes it; drop_table({uri!r}) gives it up",
+        )
+    if manifest.state == "dropping":
+        raise NotFoundError(f"the table at {uri} is being dropped", hint=f"drop_table({uri!r}) finishes that")
     if manifest.state == "creating":
         manifest = _finish_creating(places, store, chain, manifest)
         _check(chain, manifest)
     if manifest.state == "dropped":
-        raise NotFoundError(f"the table at {places.table.uri} was dropped", hint="create it again under this or another URI")
+        raise NotFoundError(f"the table at {uri} was dropped", hint="create it again under this or another URI")
     return manifest
 
 

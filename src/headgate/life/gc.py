@@ -117,10 +117,11 @@ def collect_shard(
     objects, sizes, held = Counter[str](), Counter[str](), Counter[str]()
     dead: list[str] = []
     named = {part.path: "the latest manifest" for run in committed.runs for part in run.slices}
-    for version in pinned.values():
+    holders = {record.version: "a clone" if record.clone is not None else "a checkpoint" for record in committed.checkpoints.values()}
+    for number, version in pinned.items():
         for run in version.runs:
             for part in run.slices:
-                named.setdefault(part.path, "a checkpoint")
+                named.setdefault(part.path, holders[number])
     for load in committed.loads:
         for run in load.runs:
             for part in run.slices:

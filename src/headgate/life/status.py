@@ -135,7 +135,7 @@ def shard_runs(log: ShardLog, table_uri: str) -> list[RunInfo]:
             tombstones=run.tombstones,
             created_at=run.created_at,
             columns={name: number for number, name in run.fields},
-            slices=tuple(SliceInfo(f"{table_uri}/{part.path}", part.rows, part.bytes) for part in run.slices),
+            slices=tuple(SliceInfo(f"{part.uri or table_uri}/{part.path}", part.rows, part.bytes) for part in run.slices),
         )
         for run in log.manifests.load().runs
     ]

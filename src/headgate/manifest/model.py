@@ -149,6 +149,8 @@ class Owner(Record):
     claimed_at: float
     flushes: bool = False
     """It makes runs of its rows, so only its flushes move the cursor."""
+    split: str | None = None
+    """It claimed the shard to split it."""
 
 
 class ProducerMark(Record):
@@ -190,7 +192,7 @@ class CheckpointRecord(Hold):
     expires_at: float | None = None
     """None: it stays until it is dropped."""
     clone: str | None = None
-    """The URI of the clone that it stands for."""
+    """The URI of the clone that it stands for; ``shard:<id>``: a part of this shard, since it was split."""
     shards: tuple[str, ...] = ()
     """The shards that the table had then; empty: of this shard alone."""
 
@@ -209,6 +211,17 @@ class SliceRecord(Record):
     """Relative to the table."""
     rows: int = Field(ge=0)
     bytes: int = Field(default=0, ge=0)
+    uri: str | None = None
+    """The table whose file it is; None: this one. A clone reads what its parent has until it is detached."""
+
+
+class HashRange(Record):
+    """Part of the space of hashes: rows whose column hashes, in its upper 32 bits, to ``low`` or more and less than ``high``."""
+
+    low: int = Field(ge=0)
+    high: int = Field(le=1 << 32)
+    column: int
+    """The id of the column; for ever, whatever it is called."""
 
 
 class RunRecord(Record):
@@ -226,10 +239,12 @@ class RunRecord(Record):
     tombstones: int = Field(default=0, ge=0)
     """How many rows only say that their key is deleted. None: the files have no column for it."""
     created_at: float = 0.0
+    keep: HashRange | None = None
+    """Since its shard was split: only these of the rows belong to it, the others are in the files and nowhere else."""
 
     @property
     def rows(self) -> int:
-        """Tombstones included."""
+        """Tombstones included, and those that do not belong to it."""
         return sum(part.rows for part in self.slices)
 
     @property
@@ -284,12 +299,34 @@ class ReplacedRun(Record):
     """Those that nothing names any more; a slice may go on in the run that replaced this one."""
 
 
+class ChildShard(Record):
+    """Part of a shard that was split."""
+
+    shard: str
+    range: HashRange
+
+
+class SplitRecord(Record):
+    """A split under way, or done: what a shard becomes."""
+
+    id: str
+    children: tuple[ChildShard, ...]
+    expires_at: float = 0.0
+    """When anybody may take it back, unless it is done by then."""
+
+
 class ShardManifest(Manifest):
     """The state of one shard."""
 
     table_id: str
     shard: str
     state: Literal["active", "splitting", "retired", "dropped"] = "active"
+    """While it is split nobody claims it and no load is placed; retired, it is what ``split`` says, for good."""
+    split: SplitRecord | None = None
+    splits_begun: int = 0
+    """So that no two tries to split it make parts of one name."""
+    range: HashRange | None = None
+    """The rows that it is for; None: it was never split off."""
     epoch: int = Field(default=0, ge=0)
     owner: Owner | None = None
     cursor: ChainPoint = FIRST_POINT
@@ -408,12 +445,21 @@ class ShardManifest(Manifest):
         return min(holds)
 
 
+class ShardRange(NamedTuple):
+    """Rows that hash to ``low`` or more, up to the next range, are in ``shard``."""
+
+    low: int
+    shard: str
+
+
 class ShardingRule(Record):
     """How rows find their shard."""
 
     kind: Literal["unsharded", "bucket", "identity"] = "unsharded"
     column: str | None = None
     buckets: int = 1
+    ranges: tuple[ShardRange, ...] = ()
+    """Once a shard was split: the part of the space of hashes that each shard has, ascending, without a gap. Empty: equal parts."""
 
 
 class VectorIndex(Record):
@@ -443,6 +489,20 @@ class ScalarIndex(Record):
 AnyIndex = Annotated[VectorIndex | TextIndex | ScalarIndex, Field(discriminator="kind")]
 
 
+class ParentRecord(Record):
+    """The table that this one is a clone of."""
+
+    uri: str
+    table_id: str
+    checkpoint: str
+    """Which of the parent's states it began with: the id of a checkpoint, which may be gone."""
+    checkpoint_name: str | None = None
+    taken_for_it: bool = False
+    """The checkpoint was made for this clone, and goes when the clone is finished."""
+    shards: tuple[str, ...] = ()
+    """The parent's shards that it reads, each of which holds a pin for it."""
+
+
 class TableManifest(Manifest):
     """What a table is. Created first: once it stands, the table exists."""
 
@@ -462,8 +522,13 @@ class TableManifest(Manifest):
     """Identity sharding: the value that each shard is for, as ``sharding.identity_values`` spells it."""
     wal_id: str
     wal_uri: str | None = None
-    state: Literal["creating", "active", "dropped"] = "creating"
-    """A table is being created until the manifests of all its shards stand; whoever opens it finishes that."""
+    state: Literal["creating", "cloning", "active", "dropping", "dropped"] = "creating"
+    """A table is being created until the manifests of all its shards stand; whoever opens it finishes that. A clone that is
+    not finished is finished by cloning again, and never opened. A drop that is begun is finished by dropping again."""
+    parent: ParentRecord | None = None
+    """Of a clone, as long as it may read what is its parent's."""
+    retired: dict[str, int] = {}
+    """Shards that were split, each with where its part of the space of hashes began. Checkpoints from before may need them."""
     created_at: float = 0.0
 
 

@@ -94,6 +94,11 @@ class Location:
             raise InvalidInputError(f"{_shown(text)} has a backslash in it", hint="Azure takes it for a slash: choose another name")
         return cls(f"{scheme}://{bucket}/{path}".rstrip("/"), scheme, bucket, path, checked)
 
+    def beside(self, uri: str) -> Location:
+        """Another place, opened with these options if it is of the same kind."""
+        other = Location.parse(uri)
+        return Location.parse(uri, self.options) if other.scheme == self.scheme else other
+
     def open(self, *, fsync: bool = True) -> Store:
         """The store at this place, without retries and unprobed."""
         if self.scheme == "file":
