@@ -101,7 +101,7 @@ class Changes(Iterator[pa.RecordBatch]):
         poll_interval: float = POLL_SECONDS,
         idle_timeout: float | None = None,
         commit_interval: float | None = COMMIT_SECONDS,
-        settle: Callable[[Shard, ShardManifest], None] | None = None,
+        settle: Callable[[Shard, ShardManifest], object] | None = None,
     ) -> None:
         for name, value in (("poll_interval", poll_interval), ("idle_timeout", idle_timeout), ("commit_interval", commit_interval)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf):

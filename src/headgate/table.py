@@ -415,7 +415,11 @@ class Table:
             poll_interval=poll_interval,
             idle_timeout=idle_timeout,
             commit_interval=commit_interval,
+            settle=lambda shard, manifest: self._transactions().resolve(shard.log, manifest),
         )
+
+    def _transactions(self) -> Transactions:
+        return Transactions(self._places.table_store(), self._places.clock, lambda shard: self._shard_once(shard).log)
 
     def _shard_once(self, id: str) -> Shard:
         """A shard, also one that was split since."""
