@@ -232,9 +232,9 @@ class Changes(Iterator[pa.RecordBatch]):
                 places_by = places_by or now + _PLACES_WAIT
                 if now >= places_by or not any(found.is_open for _, found in horizons):
                     break
-            if self._idle_timeout is not None and now - idle_since >= self._idle_timeout:
-                break
             if not moved and not went_on:
+                if self._idle_timeout is not None and now - idle_since >= self._idle_timeout:
+                    break
                 wait = min(self._poll, _FIRST_WAIT * (1 << min(waits, 16)))
                 if self._idle_timeout is not None:
                     wait = min(wait, max(0.0, idle_since + self._idle_timeout - now))
