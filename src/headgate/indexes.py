@@ -7,15 +7,18 @@ A table's indexes are fixed when it is created. They follow their columns when t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.types as types
 
+from headgate.columnar import VectorColumn
 from headgate.errors import InvalidInputError
 from headgate.manifest.model import AnyIndex, ScalarIndex, TextIndex, VectorIndex
 
+APPROXIMATE_FROM_ROWS = 500_000
+"""Looking at so many vectors takes a tenth of a second or more."""
 _METRICS = ("l2", "cosine", "dot")
 _SCALARS = (
     types.is_boolean, types.is_integer, types.is_floating, types.is_decimal128, types.is_date, types.is_time, types.is_timestamp,
@@ -23,16 +26,33 @@ _SCALARS = (
 )  # fmt: skip
 
 
-def vector_index(column: str, *, metric: Literal["l2", "cosine", "dot"] = "l2") -> VectorIndex:
+def vector_index(
+    column: str, *, metric: Literal["l2", "cosine", "dot"] = "l2", approximate_from: int | None = APPROXIMATE_FROM_ROWS
+) -> VectorIndex:
     """For ``table.search``: the rows whose vectors are nearest to a given one.
 
     Args:
         column: vectors of one length: a fixed-size list of float16, float32 or float64.
         metric: "l2" (squared Euclidean distance), "cosine" (1 - cosine similarity) or "dot" (1 - dot product).
+        approximate_from: compaction builds an index on slices of at least so many rows (a slice has about a million at
+            most), and searches use it: faster, and some of the nearest may be missed. None: searches are always exact.
     """
     if metric not in _METRICS:
         raise InvalidInputError(f"the metric of the index on {column!r} is {metric!r}", hint=f"one of {', '.join(_METRICS)}")
-    return VectorIndex(column=_checked_name(column), metric=metric)
+    if approximate_from is not None and (
+        isinstance(approximate_from, bool) or not isinstance(approximate_from, int) or approximate_from < 1
+    ):
+        raise InvalidInputError(f"approximate_from is {approximate_from!r}", hint="a number of rows, or None for exact searches only")
+    return VectorIndex(column=_checked_name(column), metric=metric, approximate_from=approximate_from)
+
+
+def indexed_vectors(indexes: Iterable[AnyIndex]) -> tuple[VectorColumn, ...]:
+    """What large slices are to have an index of."""
+    return tuple(
+        VectorColumn(index.column, index.metric, index.approximate_from)
+        for index in indexes
+        if isinstance(index, VectorIndex) and index.approximate_from is not None
+    )
 
 
 def text_index(column: str, *, lower_case: bool = True, ascii_folding: bool = False) -> TextIndex:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -57,8 +57,19 @@ class Slice(ABC):
         """By this slice's own vector index: offsets and distances of about the ``k`` nearest rows, nearest first. None: no index."""
 
 
+class VectorColumn(NamedTuple):
+    """A column of vectors that is searched: slices of at least so many rows get an index of it."""
+
+    name: str
+    metric: str
+    rows_least: int
+
+
 class Columnar(ABC):
     """Writes and opens slices below a table."""
+
+    vectors: tuple[VectorColumn, ...] = ()
+    """Whose slices are large and stay for long, as compaction's do, says here what to index in them."""
 
     parallel_reads: int = 1
     """How many reads at once pay, by threads of the caller's. 1: none, as where a simulation decides who runs."""

@@ -10,6 +10,7 @@ run replaces, so every file of it, and every folder that leads to it, is synced 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -19,14 +20,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headgate.columnar.base import Columnar, Offsets, Slice, rows_without_columns
+from headgate.columnar.base import Columnar, Offsets, Slice, VectorColumn, rows_without_columns
 from headgate.errors import InvalidInputError, ObjectMissingError, StoreError, StoreUnavailableError
 from headgate.manifest.model import SliceRecord
 from headgate.store import Location
 from headgate.store.local import sync_tree
 
+logger = logging.getLogger("headgate")
+
 _ROWS_PER_FILE = (1 << 31) - 1  # Lance counts them in 32 bits, and more than fit come to a file per batch
 _BYTES_PER_FILE = 1 << 60
+_SAMPLES_PER_PARTITION = 32
+_PROBES_LEAST, _PROBES_SHARE = 20, 8
 _BATCHES_AHEAD = 4
 _AHEAD_BYTES = 64 << 20
 _BLOCK_BYTES = 1 << 16  # what lies nearer is read at once: many small reads cost more than what lies between
@@ -82,6 +87,9 @@ class LanceColumnar(Columnar):
                 raise
             raise StoreUnavailableError(f"{path} could not be written: {_told(error)}", object=path) from error
         size = sum(file.file_size_bytes or 0 for fragment in dataset.get_fragments() for file in fragment.data_files())
+        for vector in self.vectors:
+            if rows >= vector.rows_least and vector.name in schema.names:
+                _index(dataset, vector, rows, path)
         if self._place.scheme == "file" and self._fsync:
             sync_tree(self.uri(path), above=self._place.path)
         return SliceRecord(path=path, rows=rows, bytes=size)
@@ -97,6 +105,20 @@ class LanceColumnar(Columnar):
         except (OSError, ValueError):
             if self._place.scheme == "file" and os.path.exists(self.uri(path)):
                 raise
+
+
+def _index(dataset: Any, vector: VectorColumn, rows: int, path: str) -> None:
+    """An index for nearest neighbours: vectors by partition, as they are. One that cannot be made is not missed: all are looked at."""
+    try:
+        dataset.create_index(
+            vector.name, "IVF_FLAT", metric=vector.metric, num_partitions=_partitions(rows), sample_rate=_SAMPLES_PER_PARTITION
+        )
+    except Exception as error:  # whatever it is, the rows are there, and so is the search
+        logger.warning("%s: no index of %s: %s", path, vector.name, _told(error))
+
+
+def _partitions(rows: int) -> int:
+    return max(1, int(rows**0.5))
 
 
 def _storage_version(schema: pa.Schema) -> Literal["2.0"] | None:
@@ -176,7 +198,8 @@ class LanceSlice(Slice):
     ) -> tuple[Offsets, npt.NDArray[np.float32]] | None:
         if not any(column in index.field_names for index in self._dataset.describe_indices()):
             return None
-        nearest = {"column": column, "q": query, "k": k, "metric": metric} | ({"nprobes": nprobes} if nprobes else {})
+        probes = nprobes or max(_PROBES_LEAST, _partitions(self.num_rows) // _PROBES_SHARE)
+        nearest = {"column": column, "q": query, "k": k, "metric": metric, "nprobes": probes}
         scanner = self._dataset.scanner(columns=["_distance"], nearest=nearest, with_row_address=True)
         found = next(self._reading(iter([scanner.to_table])))
         return self._offsets(found.column("_rowaddr").combine_chunks()), found.column("_distance").to_numpy()

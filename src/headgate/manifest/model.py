@@ -468,6 +468,8 @@ class VectorIndex(Record):
     kind: Literal["vector"] = "vector"
     column: str
     metric: Literal["l2", "cosine", "dot"] = "l2"
+    approximate_from: int | None = None
+    """Slices of at least so many rows are searched by an index; None: all rows are always looked at."""
 
 
 class TextIndex(Record):

@@ -52,6 +52,7 @@ def search(
     metric: str = "l2",
     filter: str | None = None,
     columns: Sequence[str] | None = None,
+    exact: bool = False,
 ) -> pa.Table:
     """The ``k`` rows whose vectors are nearest to ``query``, nearest first, with a column ``_distance``.
 
@@ -65,6 +66,7 @@ def search(
         metric: "l2" (the square of the distance), "cosine" (1 - cos) or "dot" (1 - the product).
         filter: a SQL expression that the rows must meet.
         columns: which; None: all.
+        exact: look at all rows, also where there is an index.
 
     Raises:
         InvalidInputError: there is no such column, or no such vector can be; with a hint. Nothing is read before.
@@ -75,7 +77,7 @@ def search(
     def read(views: Sequence[ReadView]) -> pa.Table:
         budget = KEY_BUDGET_BYTES // max(1, len(views))
         sources = (source for view in views for source in sources_of(view, key_budget_bytes=budget))
-        return asked.best([nearest_in(source, sought, asked) for source in sources])
+        return asked.best([nearest_in(source, sought, asked, exact=exact) for source in sources])
 
     return whole(load, read)
 
@@ -85,7 +87,7 @@ def metric_of(indexes: Iterable[AnyIndex], column: str) -> str:
     return next((index.metric for index in indexes if isinstance(index, VectorIndex) and index.column == column), "l2")
 
 
-def nearest_in(source: Source, sought: Probe, asked: Asked) -> Candidates:
+def nearest_in(source: Source, sought: Probe, asked: Asked, *, exact: bool = False) -> Candidates:
     """The rows of one source that may be among the nearest of all."""
     counts = counting(source, asked.filter)
     best = Best(asked.k, ordered=asked.is_ordered(source))
@@ -93,7 +95,7 @@ def nearest_in(source: Source, sought: Probe, asked: Asked) -> Candidates:
         live = counts.count if (start, stop) == (0, source.rows) else _count(counts, start, stop)
         if not live:
             continue
-        if part is None or live <= _FEW_ROWS or not _add_by_index(best, part, name, sought, asked.k, counts, live, start):
+        if exact or part is None or live <= _FEW_ROWS or not _add_by_index(best, part, name, sought, asked.k, counts, live, start):
             _add_all(best, source, sought, counts, live, start, stop)
     distances, offsets = best.result()
     return Candidates(source, offsets, distances)
