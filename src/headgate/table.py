@@ -26,15 +26,15 @@ from headgate.consumer import Consumer, OpenConsumer, check_consumer_name, drop_
 from headgate.errors import AlreadyExistsError, InvalidInputError, NotFoundError, SchemaMismatchError
 from headgate.failpoint import failpoint
 from headgate.feed import Offset
-from headgate.indexes import check_indexes
+from headgate.indexes import check_indexes, indexed_vectors
 from headgate.life.alter import with_columns, with_renamed, with_widened, without_columns
 from headgate.life.clone import clone_table, detach_table, let_go
 from headgate.life.create import load_if_there, opened
 from headgate.life.drop import DropReport, drop
 from headgate.life.gc import GcReport, collect_intents, collect_shard
-from headgate.life.status import RunInfo, TableStatus, shard_runs, shard_status
 from headgate.life.mend import Progress as RepairProgress
 from headgate.life.repair import RepairReport, repair_shard, shown
+from headgate.life.status import RunInfo, TableStatus, shard_runs, shard_status
 from headgate.life.verify import VerifyReport, verify_shard
 from headgate.manifest import TableManifest
 from headgate.manifest.model import AnyIndex, ShardingRule
@@ -253,6 +253,8 @@ class Table:
         filter: str | None = None,
         columns: Sequence[str] | None = None,
         at: str | Checkpoint | None = None,
+        *,
+        exact: bool = False,
     ) -> pa.Table:
         """The ``k`` rows whose vectors are nearest to ``query``, nearest first, with a column ``_distance``.
 
@@ -263,6 +265,7 @@ class Table:
             query: as many numbers as a vector has.
             filter: a SQL expression that the rows must meet.
             columns: which, in this order; None: all.
+            exact: look at all rows, also where large slices have an index, which may miss some of the nearest.
 
         Raises:
             InvalidInputError: there is no such column, or ``query`` is no such vector.
@@ -272,7 +275,7 @@ class Table:
         metric = metric_of(manifest.indexes, column)
         load = self._loading(rules, at)
         return self._meter("search").whole(
-            lambda: search(load, rules, column, query, k, metric=metric, filter=filter, columns=columns), _rows
+            lambda: search(load, rules, column, query, k, metric=metric, filter=filter, columns=columns, exact=exact), _rows
         )
 
     def search_text(
@@ -522,6 +525,7 @@ class Table:
         self.refresh()
         clock = self._places.clock
         start, columnar = clock.monotonic(), self._places.columnar()
+        columnar.vectors = indexed_vectors(self.indexes)
         parts = [
             compact_shard(shard.log, columnar, partial(self._watch.latest, force=True), max_memory=max_memory, full=full, progress=progress)
             for shard in self._chosen(shards)

@@ -10,6 +10,7 @@ import logging
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
@@ -35,6 +36,7 @@ from headgate.errors import (
 )
 from headgate.failpoint import failpoint
 from headgate.flush import Generations
+from headgate.indexes import indexed_vectors
 from headgate.keys import rows_of
 from headgate.manifest.model import ChainPoint, ProducerMark, ShardManifest
 from headgate.memtable import Fresh, MemTableStats, unpinned
@@ -678,6 +680,8 @@ class ShardWriter:
         self._compactor = self._clock.spawn(lambda: self._compact(columnar), name=f"headgate-compact-{self.shard}")
 
     def _compact(self, columnar: Columnar) -> None:
+        columnar = copy(columnar)  # what it writes is large and stays, unlike what is flushed
+        columnar.vectors = indexed_vectors(self._watch.manifest.indexes) if self._watch is not None else ()
         try:
             compact_shard(
                 self._log, columnar, lambda: self._rules_for(1), max_memory=self._config.max_memtable_size, progress=self._stop_if_closed
