@@ -53,7 +53,12 @@ def test_a_table_without_indexes_has_none() -> None:
 
 def test_indexes_are_plain_json_in_the_manifest() -> None:
     manifest = hg.create_table(new_uri(), SCHEMA, indexes=ALL)._manifest
-    assert manifest.model_dump(mode="json")["indexes"][1] == {"kind": "vector", "column": "f", "metric": "cosine"}
+    assert manifest.model_dump(mode="json")["indexes"][1] == {
+        "kind": "vector",
+        "column": "f",
+        "metric": "cosine",
+        "approximate_from": 500_000,
+    }
     assert TableManifest.model_validate_json(manifest.model_dump_json()) == manifest
 
 
