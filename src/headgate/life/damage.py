@@ -41,6 +41,8 @@ from headgate.wal.tip import locate
 _AT_ONCE = 512
 _PARALLEL = 16
 _NEWEST_READ = 8
+REPAIR = "repair"
+"""How writers that repair are called; an entry of theirs stands for one that is gone."""
 
 Found = Literal["nothing", "damaged", "data", "seal"]
 

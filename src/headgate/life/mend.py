@@ -17,7 +17,7 @@ from headgate.columnar import Columnar
 from headgate.errors import CommitConflictError, DataLossError, ObjectMissingError
 from headgate.failpoint import failpoint
 from headgate.keys import newest_rows
-from headgate.life.damage import BrokenCheckpoint, BrokenEntry, BrokenSlice, Damage
+from headgate.life.damage import REPAIR, BrokenCheckpoint, BrokenEntry, BrokenSlice, Damage
 from headgate.manifest import ChainPoint, ShardManifest
 from headgate.manifest.model import Owner, RunRecord, SliceRecord
 from headgate.run import DELETED, OpenRun, run_batches, run_schema
@@ -31,7 +31,6 @@ from headgate.wal.reader import ChainReader
 from headgate.wal.tip import locate
 
 FOLDER = "repair/"
-WRITER = "repair"
 _TRIES_MAX = 8
 _CHECKED_EVERY = 64
 
@@ -57,7 +56,7 @@ class Mender:
     def __init__(self, log: ShardLog, store: Store, columnar: Columnar, rules: RowRules, tell: Progress) -> None:
         self._log, self._store, self._columnar, self._rules, self._tell = log, store, columnar, rules, tell
         self.id = log.clock.token()
-        self.writer_id = f"{WRITER}-{self.id}"
+        self.writer_id = f"{REPAIR}-{self.id}"
         self.kept: list[str] = []
         self._epoch = 0
 
@@ -177,7 +176,7 @@ class Mender:
     def _rebuild(self, run: RunRecord, parts: Sequence[SliceRecord]) -> None:
         """Write a generation again, from the entries that it was made of."""
         log, manifest = self._log, self._check()
-        merged = newest_rows(_puts(log, manifest, run), self._rules)
+        merged = newest_rows(puts_of(log, manifest, run), self._rules)
         if merged.num_rows != run.rows:
             raise DataLossError(
                 f"run {run.id} had {run.rows:,} rows, and the log from {run.first} to {run.end - 1} comes to {merged.num_rows:,}",
@@ -257,7 +256,7 @@ def _each_run(broken: Sequence[BrokenSlice]) -> list[RunRecord]:
     return list({one.run.id: one.run for one in broken}.values())
 
 
-def _puts(log: ShardLog, manifest: ShardManifest, run: RunRecord) -> list[Put]:
+def puts_of(log: ShardLog, manifest: ShardManifest, run: RunRecord) -> list[Put]:
     """All that was put in the positions of a run."""
     found: list[Put] = []
     point = locate(manifest, run.first)

@@ -40,9 +40,10 @@ from dataclasses import dataclass, replace
 from headgate.columnar import Columnar
 from headgate.errors import CommitConflictError, DataLossError, WalStoreMismatchError
 from headgate.failpoint import failpoint
+from headgate.keys import newest_rows
 from headgate.life.damage import BrokenEntry, BrokenSlice, Damage, find_damage, newest_readable
 from headgate.life.gc import LEASE_GRACE_SECONDS
-from headgate.life.mend import Mender, Progress
+from headgate.life.mend import Mender, Progress, puts_of
 from headgate.life.verify import Problem, VerifyReport, verify_shard
 from headgate.manifest import ShardManifest
 from headgate.schema import RowRules
@@ -125,7 +126,7 @@ def repair_shard(
     tell(log.shard, "looking")
     manifest, broken = _readable(log)
     damage = _settled_damage(log, manifest if broken else None, store, columnar, rules)
-    plan = _Plan(log, damage, columnar)
+    plan = _Plan(log, damage, rules)
     steps = [*_manifest_steps(log, manifest, broken), *plan.steps()]
     failpoint("repair.looked")
     if dry_run or not steps:
@@ -137,7 +138,7 @@ def repair_shard(
     failpoint("repair.claimed")
     # 3. Look again: what the fenced writer did until now, others since, and what it comes to with the manifest of now.
     damage = _settled_damage(log, None, store, columnar, rules)
-    plan = _Plan(log, damage, columnar)
+    plan = _Plan(log, damage, rules)
     steps = [*_manifest_steps(log, manifest, broken), *plan.steps()]
     # 4. Mend: the log first, because runs may be written again from it.
     mender.mend(damage, plan)
@@ -196,8 +197,8 @@ def without_lease(manifest: ShardManifest, now: float) -> list[str]:
 class _Plan:
     """What is done about the damage of one shard, and in words."""
 
-    def __init__(self, log: ShardLog, damage: Damage, columnar: Columnar) -> None:
-        self.log, self.damage, self._columnar = log, damage, columnar
+    def __init__(self, log: ShardLog, damage: Damage, rules: RowRules) -> None:
+        self.log, self.damage, self._rules = log, damage, rules
         manifest = damage.manifest
         self.left: list[Problem] = []
         self.hold = manifest.hold_position()
@@ -230,11 +231,14 @@ class _Plan:
     def _can_rebuild(self, broken: BrokenSlice, lost: set[int]) -> bool:
         """Is every entry that a flush made this run of still in the log?"""
         run, manifest = broken.run, self.damage.manifest
-        if not _GENERATION.match(run.id) or run.first < manifest.wal_floor or run.rows > _REBUILT_ROWS_MAX or self.damage.marker != "fine":
+        if not _GENERATION.match(run.id) or run.first < manifest.wal_floor or run.rows > _REBUILT_ROWS_MAX or run.first == run.end:
             return False
-        if self.floor is not None and self.floor > run.first:
+        if (self.floor is not None and self.floor > run.first) or any(run.first <= position < run.end for position in lost):
             return False
-        return run.first < run.end and not any(run.first <= position < run.end for position in lost)
+        try:
+            return newest_rows(puts_of(self.log, manifest, run), self._rules).num_rows == run.rows
+        except DataLossError:
+            return False
 
     def steps(self) -> Iterator[RepairStep]:
         shard, manifest, space = self.log.shard, self.damage.manifest, self.log.space(self.damage.manifest)
