@@ -10,21 +10,31 @@ processes. Does not own: how the files come in (transaction, load), the shards' 
 No log, no claim: a live writer is not fenced, and does not notice but for the rows. What a load
 brings is newer than everything that was durable when it was committed. Rows of one load have no
 order among processes; within one ``write`` the last row of a key counts.
+
+Loads that come often, such as those of a stream, share an attempt: it has a new name every day, is
+registered in a shard by whoever first writes there, and is not given back. So most loads register
+nothing, and what dead tasks of a stream left behind can still be collected, days later.
+
+A shard may be split while a load is made. t0 a task writes rows of shard A · t1 A is split into B and C ·
+t2 the commit finds no A. Nobody can announce anything in A any more, so the committer reads back what
+was written for A, and writes it again, for B and C. t1 between two announcements: B refuses, all that
+was announced is withdrawn, and it goes on as before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from headgate.attempt import give_back, register, renew
-from headgate.bulk_files import OP, MarkedRows, RunFiles, batches_of, join
-from headgate.clock import map_ordered
-from headgate.errors import CommitConflictError, InvalidInputError
+from headgate.bulk_files import OP, Fit, MarkedRows, RunFiles, batches_of, join, read_back
+from headgate.clock import SYSTEM_CLOCK, map_ordered
+from headgate.errors import CommitConflictError, InvalidInputError, ObjectMissingError
 from headgate.failpoint import failpoint
 from headgate.manifest.model import RunRecord, ShardingRule
 from headgate.new_shards import add_shards
@@ -39,7 +49,13 @@ from headgate.watch import SchemaWatch, open_watch
 
 LEASE_SECONDS = 86_400.0
 MEMORY_BYTES = 256 << 20
+_OFTEN_LEASE_SECONDS = 3 * 86_400.0
+_OFTEN_SECONDS = 86_400.0
 _SHARDS_AT_ONCE = 8
+_SPLITS_MAX = 8
+_SPLIT_SECONDS = 60.0
+_SPLIT_POLL_SECONDS = 0.05
+_ROOMS_MAX = 4
 
 BadRows = Literal["fail", "quarantine"]
 
@@ -83,27 +99,41 @@ class BulkLoad:
     on_bad_rows: BadRows = "fail"
     max_memory: int = MEMORY_BYTES
     fsync: bool = True
+    shards: tuple[str, ...] = ()
+    """Where the attempt was registered when it began; elsewhere whoever writes there first does it."""
+    lease_seconds: float = LEASE_SECONDS
+    often: bool = False
+
+    def __getstate__(self) -> dict[str, object]:
+        return {part.name: getattr(self, part.name) for part in fields(self)}
 
     # -- writing
 
-    def write(self, batches: Any, op: Op = "upsert") -> LoadedFiles:
+    def write(self, batches: Any, op: Op = "upsert", fit: Fit | None = None) -> LoadedFiles:
         """Write rows as runs that nobody sees yet, each in its shard. In any process, as often as needed.
 
         Args:
             batches: Arrow batches, or anything that becomes one; columns are matched by name. A column ``_op`` says
                 "upsert" or "delete" row by row.
             op: what rows without it do.
+            fit: makes of each batch, with the table's schema and key, one that fits it, and one of bad rows with their reasons.
 
         Raises:
             SchemaMismatchError, InvalidInputError: a row that the table cannot take; nothing of it counts.
         """
-        watch = self._watch()
+        watch = self._rooms.watch()
         routes = _Routes(self, watch)
-        quarantine = Quarantine(self.places.table_store(fsync=self.fsync), self.places.clock) if self.on_bad_rows == "quarantine" else None
-        files = RunFiles(watch.latest(force=True), self.places.columnar(fsync=self.fsync), self._fresh_folder, self.max_memory, quarantine)
+        quarantine = Quarantine(self._rooms.store, self.places.clock) if self.on_bad_rows == "quarantine" else None
+        # Named by whose it is and which, so that a task that is run again does not keep the same rows again.
+        name = None if self.app.startswith(ONCE) else (self.app, self.version)
+        files = RunFiles(watch.rules, self.places.columnar(fsync=self.fsync), self._fresh_folder, self.max_memory, quarantine, name)
         for batch in batches_of(batches):
-            if batch.num_rows:
-                for put in files.fitted(batch, op):
+            fitting: pa.RecordBatch | None = batch
+            if fit is not None:
+                fitting, bad = fit(batch, files.rules.schema, files.rules.key)
+                files.keep_aside(bad)
+            if fitting is not None and fitting.num_rows:
+                for put in files.fitted(fitting, op):
                     for shard, rows in routes.split(files.rules, put):
                         files.take(shard, rows)
         runs = files.finish()
@@ -125,30 +155,69 @@ class BulkLoad:
 
         Raises:
             TransactionConflictError: a lower version than the last one, or another query's; nothing was brought in.
-            CommitConflictError: the table was split since, or the lease is over; nothing was brought in. Load again.
+            CommitConflictError: the lease is over, or a split does not end; nothing was brought in. Load again.
+            BackpressureTimeoutError: a shard has too many runs; nothing was brought in.
         """
-        watch = self._watch()
-        rules, shards = watch.latest(force=True), list(watch.manifest.shards)
         runs: dict[str, list[RunRecord]] = {}
         for part in files:
             for shard, written in part.runs.items():
                 runs.setdefault(shard, []).extend(RunRecord.model_validate_json(text) for text in written)
-        gone = sorted(set(runs) - set(shards))
-        if gone:
-            raise CommitConflictError(f"the table has no shard {gone[0]} any more", hint="it was split while this was written; load again")
         columnar = self.places.columnar(fsync=self.fsync)
-        joined = {shard: join(some, rules, columnar) for shard, some in runs.items()}
-        failpoint("bulk.joined")
-        committed = self._transactions().commit(shards, self.app, self.version, self.query, joined, self.attempt)
-        return LoadReport(
-            app=self.app,
-            version=self.version,
-            committed=committed,
-            rows=sum(part.rows for part in files),
-            bytes=sum(part.bytes for part in files),
-            runs={shard: len(some) for shard, some in joined.items()} if committed else {},
-            quarantined_rows=sum(part.quarantined_rows for part in files),
-        )
+        for _ in range(_SPLITS_MAX):
+            watch = self._rooms.watch()
+            shards = list(watch.manifest.shards)
+            if gone := sorted(set(runs) - set(shards)):
+                runs = self._rerouted(runs, gone)  # P14
+                failpoint("bulk.rerouted")
+                continue
+            joined = {shard: join(some, watch.rules, columnar) for shard, some in runs.items()}
+            failpoint("bulk.joined")
+            try:
+                committed = self._transactions().commit(shards, self.app, self.version, self.query, joined, self.attempt)
+            except CommitConflictError:
+                if not self._split_went_by(shards):
+                    raise
+                continue
+            return LoadReport(
+                app=self.app,
+                version=self.version,
+                committed=committed,
+                rows=sum(part.rows for part in files),
+                bytes=sum(part.bytes for part in files),
+                runs={shard: len(some) for shard, some in joined.items()} if committed else {},
+                quarantined_rows=sum(part.quarantined_rows for part in files),
+            )
+        raise CommitConflictError(f"shards were split {_SPLITS_MAX} times while {self.app!r} was committed", hint="load again")
+
+    def _rerouted(self, runs: Mapping[str, Sequence[RunRecord]], gone: Sequence[str]) -> dict[str, list[RunRecord]]:
+        """What was written for shards that are no more, written again for those that have their rows now."""
+        found = {shard: list(some) for shard, some in runs.items() if shard not in gone}
+        columnar, rules = self.places.columnar(fsync=self.fsync), self._rooms.watch().rules
+        for shard in gone:
+            try:
+                written = self.write(batch for run in runs[shard] for batch in read_back(run, rules, columnar))
+            except ObjectMissingError as error:
+                raise CommitConflictError(
+                    f"shard {shard} was split, and what was written for it is gone: {error}", hint="nothing was brought in; load again"
+                ) from error
+            for other, texts in written.runs.items():
+                found.setdefault(other, []).extend(RunRecord.model_validate_json(text) for text in texts)
+        return found
+
+    def _split_went_by(self, shards: Sequence[str]) -> bool:
+        """Was it because of a split? Then wait until it is over, one way or the other."""
+        rooms, clock = self._rooms, self.places.clock
+        if list(rooms.watch().manifest.shards) != list(shards):
+            return True
+        split = [shard for shard in shards if rooms.log(shard).manifests.load().state != "active"]
+        until = clock.monotonic() + _SPLIT_SECONDS
+        while split and clock.monotonic() < until:
+            clock.sleep(_SPLIT_POLL_SECONDS)
+            if list(rooms.watch().manifest.shards) != list(shards):
+                return True
+            if all(rooms.log(shard).manifests.load().state == "active" for shard in split):
+                return True
+        return False
 
     def is_committed(self) -> bool:
         """Is this version there already? What was left half done is finished.
@@ -156,32 +225,79 @@ class BulkLoad:
         Raises:
             TransactionConflictError: it can never be committed.
         """
-        watch = self._watch()
-        return self._transactions().check(list(watch.refresh().shards), self.app, self.version, self.query)
+        return self._transactions().check(list(self._rooms.watch().manifest.shards), self.app, self.version, self.query)
 
     def abort(self) -> None:
         """Nothing more will be written or committed under this attempt. What was named by a manifest or an intent stays."""
-        self._each(lambda shard: give_back(self._log(shard), self.attempt))
-
-    def register(self, lease_seconds: float = LEASE_SECONDS) -> None:
-        """Before the first file; again, for a longer lease."""
-        self._each(lambda shard: register(self._log(shard), self.attempt, f"load of {self.app}", lease_seconds))
+        if not self.often:
+            self._each(lambda shard: give_back(self._rooms.log(shard), self.attempt))
 
     def renew(self, lease_seconds: float = LEASE_SECONDS) -> None:
         """A longer lease. Raises CommitConflictError if it is over."""
-        self._each(lambda shard: renew(self._log(shard), self.attempt, lease_seconds))
+
+        def one(shard: str) -> None:
+            try:
+                renew(self._rooms.log(shard), self.attempt, lease_seconds)
+            except CommitConflictError:
+                if shard in self.shards:
+                    raise  # else nobody has written there yet
+
+        self._each(one)
+
+    def ensure_registered(self, shard: str) -> None:
+        """Before the first file in a shard. What this process has seen registered is not looked up again."""
+        known = self._rooms.registered
+        if shard not in self.shards and (self.attempt, shard) not in known:
+            register(self._rooms.log(shard), self.attempt, "streams" if self.often else f"load of {self.app}", self.lease_seconds)
+            known.add((self.attempt, shard))
 
     def _each(self, act: Callable[[str], None]) -> None:
-        list(map_ordered(self.places.clock, act, list(self._watch().manifest.shards), parallel=_SHARDS_AT_ONCE))
+        list(map_ordered(self.places.clock, act, list(self._rooms.watch().manifest.shards), parallel=_SHARDS_AT_ONCE))
 
-    def _watch(self) -> SchemaWatch:
-        return open_watch(self.places.table_manifests(), self.places.table.uri, self.places.clock, self.table_id)
-
-    def _log(self, shard: str) -> ShardLog:
-        return self.places.open_log(shard, self.table_id, fsync=self.fsync)
+    @cached_property
+    def _rooms(self) -> _Rooms:
+        if not self.often or type(self.places.clock) is not type(SYSTEM_CLOCK):
+            return _Rooms(self.places, self.table_id, self.fsync)
+        wanted = (self.places, self.table_id, self.fsync)
+        with _kept_lock:
+            for known, rooms in _kept:
+                if known == wanted:
+                    return rooms
+            _kept.append((wanted, _Rooms(*wanted)))
+            del _kept[:-_ROOMS_MAX]
+            return _kept[-1][1]
 
     def _transactions(self) -> Transactions:
-        return Transactions(self.places.table_store(fsync=self.fsync), self.places.clock, self._log)
+        return Transactions(self._rooms.store, self.places.clock, self._rooms.log)
+
+
+class _Rooms:
+    """What is open of a table. Loads that come often share it: manifests that were read are not read again."""
+
+    def __init__(self, places: Places, table_id: str, fsync: bool) -> None:
+        self._places, self._table_id, self._fsync = places, table_id, fsync
+        self.store = places.table_store(fsync=fsync)
+        self.registered: set[tuple[str, str]] = set()
+        self._logs: dict[str, ShardLog] = {}
+        self._watch: SchemaWatch | None = None
+
+    def watch(self) -> SchemaWatch:
+        """The table as of now."""
+        if self._watch is None:
+            self._watch = open_watch(self._places.table_manifests(self.store), self._places.table.uri, self._places.clock, self._table_id)
+        else:
+            self._watch.refresh()
+        return self._watch
+
+    def log(self, shard: str) -> ShardLog:
+        found = self._logs.get(shard)
+        if found is None:
+            found = self._logs[shard] = self._places.open_log(shard, self._table_id, fsync=self._fsync)
+        return found
+
+
+_kept: list[tuple[tuple[Places, str, bool], _Rooms]] = []
+_kept_lock = SYSTEM_CLOCK.lock()
 
 
 def begin_load(
@@ -191,10 +307,11 @@ def begin_load(
     version: int | None,
     query: str | None,
     on_bad_rows: BadRows,
-    lease_seconds: float,
+    lease_seconds: float | None,
     max_memory: int,
+    often: bool,
 ) -> BulkLoad:
-    """Check, then register an attempt in every shard."""
+    """Check, then register an attempt in every shard, unless it is one of many."""
     if app is None:
         if version is not None:
             raise InvalidInputError(f"version {version} of no application", hint="give app and version, or neither")
@@ -206,8 +323,14 @@ def begin_load(
     if on_bad_rows not in ("fail", "quarantine"):
         raise InvalidInputError(f"on_bad_rows is {on_bad_rows!r}", hint='"fail" or "quarantine"')
     manifest = watch.refresh()
-    load = BulkLoad(places, manifest.table_id, f"l{places.clock.token()}", app, version, query, on_bad_rows, max_memory)
-    load.register(lease_seconds)
+    shards = () if often else manifest.shards
+    attempt = f"s{int(places.clock.now() // _OFTEN_SECONDS):06d}" if often else f"l{places.clock.token()}"
+    lease = lease_seconds or (_OFTEN_LEASE_SECONDS if often else LEASE_SECONDS)
+    load = BulkLoad(
+        places, manifest.table_id, attempt, app, version, query, on_bad_rows, max_memory, shards=shards, lease_seconds=lease, often=often
+    )
+    log_of = load._rooms.log
+    list(map_ordered(places.clock, lambda s: register(log_of(s), attempt, f"load of {app}", lease), shards, parallel=_SHARDS_AT_ONCE))
     return load
 
 
@@ -218,7 +341,7 @@ class _Routes:
         self._load, self._watch = load, watch
         manifest = watch.manifest
         self._rule = manifest.sharding
-        self._ready = set(manifest.shards)
+        self._there = set(manifest.shards)
         self._column = None
         if self._rule.column is not None:
             self._column = watch.rules.field_ids[watch.rules.schema.get_field_index(self._rule.column)]
@@ -233,10 +356,10 @@ class _Routes:
         if put.deleted is not None:  # the mark goes along, as one more column
             rows = rows.append_column(OP, pa.array(put.deleted))
         for part in split_rows(self._now(rules), rows):
-            if part.shard not in self._ready:
+            if part.shard not in self._there:
                 add_shards(self._watch, self._load.places, {part.shard: part.value})
-                register(self._load._log(part.shard), self._load.attempt, f"load of {self._load.app}", LEASE_SECONDS)
-                self._ready.add(part.shard)
+                self._there.add(part.shard)
+            self._load.ensure_registered(part.shard)
             if put.deleted is None:
                 yield part.shard, MarkedRows(part.rows, None)
             else:

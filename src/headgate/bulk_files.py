@@ -21,7 +21,7 @@ from headgate.failpoint import failpoint
 from headgate.keys import Bools, KeyOrder, Keys, RunRows, rows_of
 from headgate.manifest.model import RunRecord, SliceRecord
 from headgate.quarantine import Quarantine, split_bad
-from headgate.run import OpenRun, run_batches, run_schema
+from headgate.run import DELETED, OpenRun, run_batches, run_schema
 from headgate.schema import RowRules, as_now
 from headgate.wal.entry import Op, Put
 
@@ -29,6 +29,9 @@ OP = "_op"
 """The column that says what a row does, where rows of both kinds come together."""
 _SLICE_ROWS = 1 << 20
 _JOINED_MAX = 4096
+
+Fit = Callable[[pa.RecordBatch, pa.Schema, tuple[str, ...]], tuple[pa.RecordBatch | None, pa.RecordBatch | None]]
+"""Makes of rows, for a schema and a key, those that fit, and those that do not, with their reasons."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,17 @@ class RunFiles:
     """Rows of all shards, held until there are enough of them, and then written, sorted by key."""
 
     def __init__(
-        self, rules: RowRules, columnar: Columnar, fresh_folder: Callable[[str], str], max_memory: int, quarantine: Quarantine | None
+        self,
+        rules: RowRules,
+        columnar: Columnar,
+        fresh_folder: Callable[[str], str],
+        max_memory: int,
+        quarantine: Quarantine | None,
+        load: tuple[str, int] | None = None,
     ) -> None:
-        """``fresh_folder`` makes a new place for a run of a shard."""
+        """``fresh_folder`` makes a new place for a run of a shard; ``load`` is (app, version), if it may come again."""
         self.rules, self._columnar, self._fresh_folder, self._max_memory = rules, columnar, fresh_folder, max_memory
-        self._quarantine = quarantine
+        self._quarantine, self._load = quarantine, load or (None, None)
         self._order = KeyOrder(rules) if rules.key else None
         self._held: dict[str, list[MarkedRows]] = {}
         self._bytes: dict[str, int] = {}
@@ -93,10 +102,15 @@ class RunFiles:
         if self._quarantine is None:
             return self.rules.upsert(rows) if op == "upsert" else self.rules.delete(rows)
         good, bad = split_bad(self.rules, rows, op)
-        if bad is not None:
-            self._quarantine.keep(bad)
-            self.quarantined_rows += bad.num_rows
+        self.keep_aside(bad)
         return good
+
+    def keep_aside(self, bad: pa.RecordBatch | None) -> None:
+        """Rows that cannot be taken, with their reasons."""
+        if bad is not None:
+            assert self._quarantine is not None, "else they fail"
+            self._quarantine.keep(bad, *self._load)
+            self.quarantined_rows += bad.num_rows
 
     def _whole(self, puts: Sequence[Put]) -> MarkedRows:
         table = rows_of(puts, self.rules, self.rules.schema.names).combine_chunks()
@@ -223,6 +237,16 @@ def _by_name(rows: pa.RecordBatch, rules: RowRules, op: Op) -> pa.RecordBatch:
         what = f"there is no column {strange[0]!r} in the table" if strange else f"column {missing[0]!r} is missing"
         raise SchemaMismatchError(what, hint=f"the table has {', '.join(rules.schema.names)}")
     return rows.select(names)
+
+
+def read_back(record: RunRecord, rules: RowRules, columnar: Columnar) -> Iterator[pa.RecordBatch]:
+    """The rows of a run as they can be written again: the table's columns, and what each row does where there are tombstones."""
+    run, names = OpenRun(record, columnar), rules.schema.names
+    for batch in run.scan(run.schema.names):
+        rows = as_now(batch, run.names, rules, names)
+        if DELETED in batch.schema.names:
+            rows = rows.append_column(OP, pc.if_else(batch.column(DELETED), "delete", "upsert"))
+        yield rows
 
 
 def join(runs: Sequence[RunRecord], rules: RowRules, columnar: Columnar) -> tuple[RunRecord, ...]:

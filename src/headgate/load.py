@@ -52,8 +52,9 @@ def announce(log: ShardLog, id: str, load: AnnouncedLoad, attempt: str) -> None:
             raise CommitConflictError(
                 f"shard {log.shard} is {manifest.state} and takes no loads", hint="open the table again: its rows have other shards now"
             )
-        check_registered(log, manifest, attempt)
-        if len(manifest.runs) + len(load.runs) > RUNS_MAX:
+        if load.runs:  # else there is nothing that could have been collected
+            check_registered(log, manifest, attempt)
+        if load.runs and len(manifest.runs) + len(load.runs) > RUNS_MAX:
             raise BackpressureTimeoutError(
                 f"shard {log.shard} has {len(manifest.runs)} runs, and {len(load.runs)} more would be too many",
                 hint=f"{RUNS_MAX} at most: compact the table (headgate compact), or load fewer and larger runs",

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from headgate.bulk import LEASE_SECONDS as LOAD_LEASE_SECONDS
 from headgate.bulk import MEMORY_BYTES as LOAD_MEMORY_BYTES
 from headgate.bulk import BadRows, BulkLoad, LoadReport, begin_load
 from headgate.changes import COMMIT_SECONDS, POLL_SECONDS, Changes, StartOfChanges, parse_start
@@ -469,8 +468,9 @@ class Table:
         *,
         query: str | None = None,
         on_bad_rows: BadRows = "fail",
-        lease: Duration = LOAD_LEASE_SECONDS,
+        lease: Duration | None = None,
         max_memory: int = LOAD_MEMORY_BYTES,
+        often: bool = False,
     ) -> BulkLoad:
         """Begin a load: rows are written as files by any number of processes, and brought in at once, beside live writers.
 
@@ -478,12 +478,11 @@ class Table:
             app, version: who loads, and which of his loads this is. The same version again is acknowledged and changes
                 nothing; a lower one is refused. None: no other attempt at this load will ever be made.
             query: for streams: who counts the versions; another one is refused.
-            lease: within this time it is committed, or renewed; else collection may take what was written.
+            lease: within this time it is committed, or renewed; else collection may take what was written. None: a day.
             max_memory: bytes that one ``write`` may hold, about.
+            often: one of many small ones: they share an attempt, so that to begin and to end one writes nothing.
         """
-        seconds = check_lease(None, lease)
-        assert seconds is not None
-        return begin_load(self._places, self._watch, app, version, query, on_bad_rows, seconds, max_memory)
+        return begin_load(self._places, self._watch, app, version, query, on_bad_rows, check_lease(None, lease), max_memory, often)
 
     def load(
         self, data: Any, op: Op = "upsert", *, app: str | None = None, version: int | None = None, on_bad_rows: BadRows = "fail"

@@ -1,0 +1,94 @@
+"""Loads by many processes: what is registered when, and what becomes of them when their shards are split."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import headgate as hg
+from headgate import bulk
+from headgate.manifest.model import ShardManifest
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
+
+
+def rows(first: int, last: int, v: str = "a") -> pa.Table:
+    return pa.table({"id": range(first, last), "v": [v] * (last - first)}, schema=SCHEMA)
+
+
+def manifest(table: hg.Table, shard: str = "0000") -> ShardManifest:
+    return table.shard(shard).places.open_log(shard, table.shard(shard).table_id).manifests.load()
+
+
+def ids(table: hg.Table) -> list[int]:
+    return sorted(table.scan(["id"]).to_arrow().column("id").to_pylist())
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> hg.Table:
+    return hg.create_table(tmp_path / "t", SCHEMA, key="id", sharding=hg.bucket("id", 2))
+
+
+def test_loads_that_come_often_write_nothing_but_their_rows(table: hg.Table) -> None:
+    versions = []
+    for number in range(4):
+        load = pickle.loads(pickle.dumps(table.bulk_load("stream", number, query="q", often=True)))
+        load.commit([load.write(rows(number * 10, number * 10 + 10))])
+        load.abort()
+        versions.append(manifest(table).version)
+    assert [b - a for a, b in pairwise(versions)] == [2, 2, 2], "announced and placed, nothing else"
+    assert len(manifest(table).attempts) == 1
+    assert ids(table) == list(range(40))
+
+
+def test_what_a_stream_left_behind_is_collected_when_its_day_is_long_over(table: hg.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = table.bulk_load("stream", 0, often=True)
+    load.write(rows(0, 10))  # by a task that died
+    assert table.gc(dry_run=False, min_age=0).objects.get("orphan", 0) == 0
+    now = table._places.clock.now()
+    monkeypatch.setattr(type(table._places.clock), "now", lambda self: now + 4 * 86_400)
+    assert table.gc(dry_run=False, min_age=0).objects["orphan"] > 0
+    again = table.bulk_load("stream", 0, often=True)
+    assert again.attempt != load.attempt
+    again.commit([again.write(rows(0, 10))])
+    assert ids(table) == list(range(10))
+
+
+def test_a_shard_that_gets_no_rows_needs_no_attempt(table: hg.Table) -> None:
+    load = replace(table.bulk_load("app", 1, often=True), attempt="never")
+    report = load.commit([])
+    assert report.committed
+    assert not table.bulk_load("app", 1, often=True).commit([]).committed
+
+
+def test_bad_rows_of_a_task_that_is_run_again_are_kept_once(tmp_path: Path) -> None:
+    table = hg.create_table(tmp_path / "t", SCHEMA, key="id")
+    bad = pa.table({"id": pa.array([1, None]), "v": ["x", "y"]})
+    load = table.bulk_load("app", 1, on_bad_rows="quarantine")
+    assert [load.write(bad).quarantined_rows for _ in range(2)] == [1, 1]
+    assert len(list((tmp_path / "t" / "quarantine").iterdir())) == 1
+
+
+def test_an_identity_shard_that_another_writer_made_does_not_stop_a_load(tmp_path: Path) -> None:
+    table = hg.create_table(tmp_path / "t", SCHEMA, key=["id", "v"], sharding=hg.identity("v"))
+    load = table.bulk_load("app", 1)
+    files = load.write(rows(0, 5, "mine"))
+    with table.writer() as writer:
+        writer.put(rows(0, 5, "theirs")).wait()
+    assert load.commit([files]).committed
+    assert table.scan().count() == 10
+
+
+def test_a_lease_that_is_over_brings_in_nothing(table: hg.Table) -> None:
+    load = table.bulk_load("app", 1)
+    files = load.write(rows(0, 10))
+    load.abort()
+    with pytest.raises(hg.CommitConflictError, match="lease"):
+        load.commit([files])
+    assert ids(table) == []
+    assert load.lease_seconds == bulk.LEASE_SECONDS
