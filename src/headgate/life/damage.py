@@ -257,15 +257,16 @@ def _broken_slices(
 
 def slice_fault(part: SliceRecord, store: Store, columnar: Columnar, known: dict[str, str | None]) -> str | None:
     """What is wrong with a slice, every column read; None: nothing."""
-    if part.path not in known:
-        known[part.path] = _fault(part, store, columnar)
-    return known[part.path]
+    place = f"{part.uri or ''}/{part.path}"
+    if place not in known:
+        known[place] = _fault(part, store, columnar)
+    return known[place]
 
 
 def _fault(part: SliceRecord, store: Store, columnar: Columnar) -> str | None:
     for attempt in range(2):
         try:
-            opened = columnar.open(part.path)
+            opened = columnar.open_record(part)
             if opened.num_rows != part.rows:
                 return f"has {opened.num_rows:,} of {part.rows:,} rows"
             rows = sum(batch.num_rows for batch in opened.scan(opened.schema.names))
@@ -274,6 +275,8 @@ def _fault(part: SliceRecord, store: Store, columnar: Columnar) -> str | None:
             return "is missing"
         except StoreUnavailableError as error:
             # The files' reader says so of damaged files too. The store itself decides: if it has their bytes, they are wrong.
+            if part.uri is not None:
+                raise  # a parent's files are its own to mend
             for info in store.list(f"{part.path}/"):
                 store.get_range(info.key, 0, 1)
             if attempt:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from headgate.clock import Clock
 from headgate.columnar import Columnar
 from headgate.errors import CommitConflictError, DataLossError, ObjectMissingError
 from headgate.failpoint import failpoint
@@ -22,7 +23,7 @@ from headgate.manifest import ChainPoint, ShardManifest
 from headgate.manifest.model import Owner, RunRecord, SliceRecord
 from headgate.run import DELETED, OpenRun, run_batches, run_schema
 from headgate.schema import RowRules
-from headgate.store import Store, create_exactly
+from headgate.store import RetryPolicy, Store, create_exactly
 from headgate.wal.entry import Header, Put, decode_entry, encode_entry
 from headgate.wal.fence import check_epoch, check_open
 from headgate.wal.log import ShardLog
@@ -50,15 +51,39 @@ class ToDo(Protocol):
     attempts: list[str]
 
 
+class Aside:
+    """Where copies of what is damaged are kept."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store, self._clock, self.id = store, clock, clock.token()
+        self.kept: list[str] = []
+
+    def keep(self, store: Store, key: str) -> bool:
+        """Copy an object aside, as it is. False: there is nothing to copy."""
+        try:
+            data = store.get(key)
+        except ObjectMissingError:
+            return False
+        copy = f"{FOLDER}{self.id}/{key}"
+        create_exactly(self._store, copy, data, self._clock, RetryPolicy())
+        if copy not in self.kept:
+            self.kept.append(copy)
+        failpoint("repair.kept")
+        return True
+
+
 class Mender:
     """Does it, under a claim."""
 
     def __init__(self, log: ShardLog, store: Store, columnar: Columnar, rules: RowRules, tell: Progress) -> None:
         self._log, self._store, self._columnar, self._rules, self._tell = log, store, columnar, rules, tell
-        self.id = log.clock.token()
-        self.writer_id = f"{REPAIR}-{self.id}"
-        self.kept: list[str] = []
+        self._aside = Aside(store, log.clock)
+        self.writer_id = f"{REPAIR}-{self._aside.id}"
         self._epoch = 0
+
+    @property
+    def kept(self) -> list[str]:
+        return self._aside.kept
 
     def claim(self, good: ShardManifest, broken: Sequence[int]) -> None:
         """One epoch more, ours. Later than any that an unreadable version may have claimed."""
@@ -66,7 +91,7 @@ class Mender:
         owner = Owner(writer=self.writer_id, claimed_at=log.clock.now())
         if broken:
             for version in broken:
-                self._keep(self._store, log.manifests.key(version))
+                self._aside.keep(self._store, log.manifests.key(version))
             restored = good.but(epoch=good.epoch + broken[0] - good.version + 1, owner=owner, wal=good.wal.but(clean_at=None))
             log.manifests.restore(restored, broken[0])
             failpoint("repair.restored")
@@ -119,7 +144,7 @@ class Mender:
         for run in _each_run(plan.dropped):
             parts = [broken.part for broken in plan.dropped if broken.run.id == run.id]
             for part in parts:
-                self._keep_files(part.path)
+                self._keep_files(part)
             self._drop(run, parts)
         failpoint("repair.runs")
         # d. What hangs on what is gone.
@@ -183,7 +208,7 @@ class Mender:
                 object=parts[0].path,
             )
         for part in parts:
-            self._keep_files(part.path)
+            self._keep_files(part)
         # Under the number of the next flush, which nobody else can use: the epoch is ours. Its commit takes that number.
         attempt = f"g{manifest.next_generation:010d}-{log.clock.token()}"
         path = f"shards/{log.shard}-{log.table_id}/runs/{attempt}/00000.lance"
@@ -227,29 +252,16 @@ class Mender:
 
     # -- evidence
 
-    def _keep(self, store: Store, key: str) -> bool:
-        """Copy an object aside, as it is. False: there is nothing to copy."""
-        try:
-            data = store.get(key)
-        except ObjectMissingError:
-            return False
-        copy = f"{FOLDER}{self.id}/{key}"
-        create_exactly(self._store, copy, data, self._log.clock, self._log.policy)
-        if copy not in self.kept:
-            self.kept.append(copy)
-        failpoint("repair.kept")
-        return True
-
     def _keep_and_delete(self, store: Store, key: str) -> None:
         """Dying after the deletion leaves the name empty, which the next repair finds."""
-        if self._keep(store, key):
+        if self._aside.keep(store, key):
             store.delete([key])
             failpoint("repair.deleted")
 
-    def _keep_files(self, path: str) -> None:
-        """Of a slice; the files stay where they are until collection, which takes what nothing names."""
-        for info in self._store.list(f"{path}/"):
-            self._keep(self._store, info.key)
+    def _keep_files(self, part: SliceRecord) -> None:
+        """The files themselves stay where they are until collection, which takes what nothing names; a parent's are its own."""
+        for info in self._store.list(f"{part.path}/") if part.uri is None else ():
+            self._aside.keep(self._store, info.key)
 
 
 def _each_run(broken: Sequence[BrokenSlice]) -> list[RunRecord]:

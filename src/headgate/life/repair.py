@@ -37,15 +37,16 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from headgate.clock import Clock
 from headgate.columnar import Columnar
-from headgate.errors import CommitConflictError, DataLossError, WalStoreMismatchError
+from headgate.errors import CommitConflictError, DataLossError, NotFoundError, WalStoreMismatchError
 from headgate.failpoint import failpoint
 from headgate.keys import newest_rows
 from headgate.life.damage import BrokenEntry, BrokenSlice, Damage, find_damage, newest_readable
 from headgate.life.gc import LEASE_GRACE_SECONDS
-from headgate.life.mend import Mender, Progress, puts_of
+from headgate.life.mend import Aside, Mender, Progress, puts_of
 from headgate.life.verify import Problem, VerifyReport, verify_shard
-from headgate.manifest import ShardManifest
+from headgate.manifest import ManifestChain, ShardManifest, TableManifest
 from headgate.schema import RowRules
 from headgate.store import Store
 from headgate.wal.fence import check_open, open_epoch
@@ -359,3 +360,42 @@ def _stretches(entries: Sequence[BrokenEntry]) -> Iterator[tuple[BrokenEntry, Br
 def shown(report: RepairReport, uri: str) -> RepairReport:
     """The same, with the copies' places as a user finds them."""
     return replace(report, kept=tuple(f"{uri}/{key}" for key in report.kept))
+
+
+def repair_table_manifest(store: Store, chain: ManifestChain[TableManifest], clock: Clock, *, dry_run: bool) -> RepairReport:
+    """The table's own manifest: if its latest version cannot be read, the newest that can be goes on after it.
+
+    Raises:
+        DataLossError: no version can be read.
+    """
+    good, broken = newest_readable(chain)
+    if good is None:
+        if not broken:
+            raise NotFoundError(f"there is no table at {store.uri}", hint="check the URI and the storage options")
+        raise DataLossError(f"no version of the table's manifest in {store.uri} can be read", object=chain.key(broken[0]))
+    if not broken:
+        return RepairReport(dry_run, ok=True)
+    ending = f"-{good.table_id}"
+    folders = {info.key.split("/")[1] for info in store.list("shards/")}
+    unnamed = sorted(
+        name.removesuffix(ending) for name in folders if name.endswith(ending) and name.removesuffix(ending) not in good.shards
+    )
+    added = f", and the shards {', '.join(unnamed)}, which no readable version names" if unnamed else ""
+    steps = tuple(
+        RepairStep(
+            "",
+            "manifest",
+            chain.key(version),
+            f"version {version} of the table's manifest cannot be read",
+            f"version {good.version}, the newest that can be, goes on as version {broken[0] + 1}",
+            f"what version {version} changed: columns, or shards{added}",
+        )
+        for version in broken
+    )
+    if dry_run:
+        return RepairReport(dry_run=True, ok=False, steps=steps)
+    aside = Aside(store, clock)
+    for version in broken:
+        aside.keep(store, chain.key(version))
+    chain.restore(good, broken[0])
+    return RepairReport(dry_run=False, ok=True, steps=steps, kept=tuple(aside.kept))

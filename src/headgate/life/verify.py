@@ -200,7 +200,7 @@ def _verify_checkpoints(
             found.append(pinned)
             for part in (part for run in pinned.runs for part in run.slices if part.path not in checked):
                 checked.add(part.path)
-                if (rows := columnar.open(part.path).num_rows) != part.rows:
+                if (rows := columnar.open_record(part).num_rows) != part.rows:
                     problems.append(Problem(log.shard, "RowsMissing", part.path, f"has {rows} rows, and {name} says {part.rows}"))
             for position in range(record.position, record.end):
                 space.store.head(space.key(*locate(manifest, position)))
