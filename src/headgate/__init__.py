@@ -44,7 +44,7 @@ from headgate.query.scan import Scan
 from headgate.shard import Shard
 from headgate.sharding import bucket, identity, unsharded
 from headgate.snapshot import Snapshot
-from headgate.table import Table, clone, create_table, drop_table, open_table
+from headgate.table import Table, clone, create_table, drop_table, open_table, repair_table
 from headgate.table_ack import TableAck
 from headgate.table_writer import TableWriter
 from headgate.wal.ack import Ack, Receipt
@@ -121,6 +121,7 @@ __all__ = [
     "identity",
     "metrics",
     "open_table",
+    "repair_table",
     "scalar_index",
     "text_index",
     "unsharded",

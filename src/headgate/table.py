@@ -32,7 +32,7 @@ from headgate.life.create import load_if_there, opened
 from headgate.life.drop import DropReport, drop
 from headgate.life.gc import GcReport, collect_intents, collect_shard
 from headgate.life.mend import Progress as RepairProgress
-from headgate.life.repair import RepairReport, repair_shard, shown
+from headgate.life.repair import RepairReport, repair_shard, repair_table_manifest, shown
 from headgate.life.status import RunInfo, TableStatus, shard_runs, shard_status
 from headgate.life.verify import VerifyReport, verify_shard
 from headgate.manifest import TableManifest
@@ -152,15 +152,18 @@ class Table:
         self.refresh()
         return [run for shard in self.shards for run in shard_runs(shard.log, self.uri)]
 
-    def verify(self, deep: bool = False) -> VerifyReport:
+    def verify(self, deep: bool = False, progress: RepairProgress | None = None) -> VerifyReport:
         """Walk every shard's log, look at every run, and say what is wrong where. Writes nothing.
 
         Args:
             deep: read every entry that is left and every row of every run, too, and compare the two.
+            progress: called with a shard and what is being looked at.
         """
         self.refresh()
         columnar, rules, store = self._places.columnar(), self._watch.rules, self._places.table_store()
-        return VerifyReport.of([verify_shard(s.log, deep=deep, columnar=columnar, rules=rules, store=store) for s in self.shards])
+        return VerifyReport.of(
+            [verify_shard(s.log, deep=deep, columnar=columnar, rules=rules, store=store, progress=progress) for s in self.shards]
+        )
 
     def repair(self, dry_run: bool = True, progress: RepairProgress | None = None) -> RepairReport:
         """Say what is broken, what would be done about it and what that gives up; with ``dry_run=False`` do it.
@@ -864,6 +867,28 @@ def drop_table(
         if found is not None and found.wal_uri is not None:
             places = _places(uri, storage_options, found.wal_uri, wal_storage_options)
     return drop(places)
+
+
+def repair_table(
+    uri: str | os.PathLike[str],
+    dry_run: bool = True,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    wal_uri: str | os.PathLike[str] | None = None,
+    wal_storage_options: Mapping[str, Any] | None = None,
+    progress: RepairProgress | None = None,
+) -> RepairReport:
+    """``Table.repair`` for a table that may be too damaged to be opened: its own manifest comes first.
+
+    With ``dry_run`` and a table manifest that cannot be read, the shards are not looked at: which there are is not known.
+    """
+    places = _places(uri, storage_options, wal_uri, wal_storage_options)
+    store = places.table_store()
+    first = repair_table_manifest(store, places.table_manifests(store), places.clock, dry_run=dry_run)
+    if dry_run and first.steps:
+        return first
+    rest = open_table(uri, storage_options, wal_uri, wal_storage_options).repair(dry_run, progress)
+    return RepairReport.of([shown(first, places.table.uri), rest], dry_run=dry_run)
 
 
 def _places(

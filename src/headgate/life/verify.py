@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from headgate.columnar import Columnar
@@ -62,7 +62,13 @@ class VerifyReport:
 
 
 def verify_shard(
-    log: ShardLog, *, deep: bool, columnar: Columnar | None = None, rules: RowRules | None = None, store: Store | None = None
+    log: ShardLog,
+    *,
+    deep: bool,
+    columnar: Columnar | None = None,
+    rules: RowRules | None = None,
+    store: Store | None = None,
+    progress: Callable[[str, str], None] | None = None,
 ) -> VerifyReport:
     """Check one shard's manifest, marker, chain and seals, and its runs if it is told how to open them.
 
@@ -73,15 +79,19 @@ def verify_shard(
 
     Args:
         store: the table's, to count the files that nothing names.
+        progress: called with the shard and what is being looked at.
     """
+    tell = progress or (lambda shard, what: None)
     for attempt in range(_ATTEMPTS_MAX):
         problems: list[Problem] = []
         counts: Counter[str] = Counter(shards=1)
         before: ShardManifest | None = None
         try:
             before = log.manifests.load()
+            tell(log.shard, "log")
             _verify_chain(log, before, deep, problems, counts)
             if columnar is not None and rules is not None:
+                tell(log.shard, f"{len(before.runs):,} runs")
                 _verify_runs(log, before, columnar, rules, deep, problems, counts)
                 pinned = _verify_checkpoints(log, before, columnar, problems, counts)
                 if deep and not problems:
