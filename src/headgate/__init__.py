@@ -1,6 +1,7 @@
 """Durable, low-latency, fenced writes into columnar tables on object storage."""
 
 from headgate import metrics
+from headgate.change_batches import ChangeBatches, ChangePart
 from headgate.changes import Changes
 from headgate.checkpoint import Checkpoint
 from headgate.compact import CompactionReport
@@ -60,6 +61,8 @@ __all__ = [
     "AlreadyExistsError",
     "BackpressureStats",
     "BackpressureTimeoutError",
+    "ChangeBatches",
+    "ChangePart",
     "Changes",
     "Checkpoint",
     "ClosedError",

@@ -209,6 +209,19 @@ def plan(shard: HasFeed, start: Offset, max_entries: int | None = None, max_byte
     return found.end if max_entries is None else found.limited(max_entries)
 
 
+def cuts_between(manifest: ShardManifest, start: Offset, end: Offset, max_entries: int) -> list[Offset]:
+    """Cuts between two others, in order, with at most so many positions and loads from each to the next."""
+    due = [load for load in manifest.loads if start.load < load.number <= end.load]
+    found: list[Offset] = []
+    at = start
+    while True:
+        following = _limited(at, end, [load for load in due if load.number > at.load], max_entries, None)
+        if following in (at, end):
+            return found
+        found.append(following)
+        at = following
+
+
 def next_shards(manifest: ShardManifest) -> dict[str, Offset]:
     """Where the changes go on after the end of a shard that was split: its children, and the offsets they begin at."""
     return {}

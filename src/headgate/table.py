@@ -7,7 +7,7 @@ columns means (life), how rows are read (query).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from headgate.bulk import MEMORY_BYTES as LOAD_MEMORY_BYTES
 from headgate.bulk import BadRows, BulkLoad, LoadReport, begin_load
+from headgate.change_batches import PIN_SECONDS, ChangeBatches, ChangePart, HasShards, read_part
 from headgate.changes import COMMIT_SECONDS, POLL_SECONDS, Changes, StartOfChanges, parse_start
 from headgate.checkpoint import Checkpoint, check_lease, listed, pin, refresh_pin, resolved, unpin
 from headgate.clock import SYSTEM_CLOCK, map_ordered
@@ -24,7 +25,7 @@ from headgate.config import Duration, ShardWriterConfig
 from headgate.consumer import Consumer, OpenConsumer, check_consumer_name, drop_all, listed_consumers, pin_snapshot
 from headgate.errors import AlreadyExistsError, InvalidInputError, NotFoundError, SchemaMismatchError
 from headgate.failpoint import failpoint
-from headgate.feed import Offset
+from headgate.feed import Offset, change_schema
 from headgate.indexes import check_indexes, indexed_vectors
 from headgate.life.alter import with_columns, with_renamed, with_widened, without_columns
 from headgate.life.clone import clone_table, detach_table, let_go
@@ -45,7 +46,7 @@ from headgate.query.text import search_text
 from headgate.query.vector import metric_of, search
 from headgate.schema import RowRules, check_schema, encode_schema
 from headgate.shard import Places, Shard
-from headgate.sharding import check_sharding, first_shards, shards_of, unsharded
+from headgate.sharding import check_sharding, first_shards, shards_of, split_rows, unsharded
 from headgate.snapshot import Snapshot, State, unpinned
 from headgate.store import Location, probe
 from headgate.table_writer import TableWriter
@@ -452,6 +453,48 @@ class Table:
         found = map_ordered(clock, lambda s: pin_snapshot(s, seconds, id=id, shards=names).offset, shards, parallel=_VIEWS_AT_ONCE)
         return Checkpoint(id, None, now, now + seconds), dict(zip(names, found, strict=True))
 
+    @property
+    def change_schema(self) -> pa.Schema:
+        """Of changes: the columns of the table as last seen, and ``_op``, ``_epoch``, ``_position``, ``_load``, ``_time``."""
+        return change_schema(self._watch.rules)
+
+    def change_batches(
+        self,
+        start: StartOfChanges | None = None,
+        consumer: str | None = None,
+        *,
+        fail_on_data_loss: bool = True,
+        pin_ttl: Duration = PIN_SECONDS,
+    ) -> ChangeBatches:
+        """Changes for engines: batches of them are planned in one place, and their parts are read in many (``read_changes``).
+
+        Args:
+            start, consumer: as for ``changes``.
+            fail_on_data_loss: False: what was collected before it was read is passed over.
+            pin_ttl: how long a snapshot to begin with is held, where no consumer holds it.
+        """
+        seconds = check_lease(None, pin_ttl)
+        assert seconds is not None, "there is a lease"
+        if consumer is not None:
+            check_consumer_name(consumer)
+        where = parse_start(start) or "earliest"
+        return ChangeBatches(self._followed, where, consumer, fail_on_data_loss=fail_on_data_loss, pin_seconds=seconds)
+
+    def read_changes(self, part: ChangePart, *, fail_on_data_loss: bool = True) -> Iterator[pa.RecordBatch]:
+        """The rows of one part of such a batch: the same however often, wherever it is called. Writes nothing."""
+        self.refresh()  # rows that were planned may have columns that came since
+        return read_part(self._followed, part, fail_on_data_loss=fail_on_data_loss)
+
+    @cached_property
+    def _followed(self) -> HasShards:
+        return HasShards(
+            lambda: self.refresh().shards,
+            self._shard_once,
+            lambda pin: self.snapshot(at=pin),
+            lambda shard, manifest: self._transactions().resolve(shard.log, manifest),
+            self._places.clock,
+        )
+
     def drop_consumer(self, name: str) -> None:
         """Forget a consumer: what only it held can be collected.
 
@@ -461,6 +504,25 @@ class Table:
         check_consumer_name(name)
         if not drop_all(self.refresh().shards, name):
             raise NotFoundError(f"{self.uri} has no consumer {name!r}", hint="see table.consumers()")
+
+    def route(self, rows: Any) -> dict[str, pa.Table]:
+        """Rows by the shard that they belong to, in their order: for those who send them on to whoever writes that shard.
+
+        Args:
+            rows: Arrow rows that have the column by which the table is sharded.
+        """
+        self.refresh()
+        table = (
+            rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else pa.table(rows)
+        )
+        column = self.sharding.column
+        if column is not None and column not in table.schema.names:
+            raise SchemaMismatchError(f"the rows have no column {column!r}, by which the table is sharded", hint="pass it along")
+        parts: dict[str, list[pa.RecordBatch]] = {}
+        for batch in table.combine_chunks().to_batches():
+            for part in split_rows(self.sharding, batch):
+                parts.setdefault(part.shard, []).append(part.rows)
+        return {shard: pa.Table.from_batches(some) for shard, some in sorted(parts.items())}
 
     # -- many rows at once
 

@@ -37,6 +37,7 @@ ORDER = [
     "writer",
     "shard",
     ("new_shards", "table_ack", "snapshot", "changes", "bulk_files"),
+    "change_batches",
     "bulk",
     "table_writer",
     "life",

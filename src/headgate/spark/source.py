@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from headgate.spark.options import parsed
 from headgate.spark.plan import READ_OPTIONS, ReadPlan, planned
+from headgate.spark.stream import STREAM_OPTIONS, ChangeStreamReader, StreamPlan, is_stream, stream_schema
 from headgate.spark.types import same_columns, spark_schema
 
 
@@ -28,6 +29,9 @@ class HeadgateDataSource(DataSource):
         return "headgate"
 
     def schema(self) -> StructType:
+        if is_stream(self.options):
+            place, options = parsed(self.options, STREAM_OPTIONS)
+            return stream_schema(place.open(), options.get("columns"))
         place, options = parsed(self.options, READ_OPTIONS)
         return spark_schema(place.open().scan(options.get("columns")).schema)
 
@@ -47,6 +51,10 @@ class HeadgateDataSource(DataSource):
             nanoseconds=options.get("nanoseconds", "fail"),
         )
         return TableReader(plan)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
+        """Called in the process that plans the stream, and again for its tasks."""
+        return ChangeStreamReader(StreamPlan.of(*parsed(self.options, STREAM_OPTIONS), schema))
 
 
 class TableReader(DataSourceReader):
