@@ -129,7 +129,7 @@ class Changes(Iterator[pa.RecordBatch]):
     @property
     def offset(self) -> dict[str, Offset]:
         """After all batches that were given. Pass it, or its JSON, as ``start`` to go on there."""
-        return {id: line.offset for id, line in self._lines.items() if line.offset is not None}
+        return {id: line.offset for id, line in self._lines.items() if line.offset is not None and not line.is_over}
 
     def commit(self) -> None:
         """All that was given is done with: move the consumer's offset now.
@@ -170,10 +170,14 @@ class Changes(Iterator[pa.RecordBatch]):
 
     def _begin(self, consumer: str | None, where: Beginning | dict[str, Offset] | None) -> None:
         shards = {shard.id: shard for shard in self._shards()}
+        # Shards that were split since are read to their end first; their children come after.
         if isinstance(where, dict):
-            # Shards that were split since are read to their end first; their children come after.
-            for id in where.keys() - shards.keys():
-                shards[id] = self._retired(id)
+            unfinished = {id: self._handle(id) for id in where.keys() - shards.keys()}
+        else:
+            unfinished = self._unfinished(consumer)
+        for shard in unfinished.values():
+            self._later |= self._descendants(shard)
+        shards = {id: shard for id, shard in {**unfinished, **shards}.items() if id not in self._later}
         if consumer is not None:
             self._consumer = OpenConsumer(list(shards.values()), consumer, "earliest" if where is None else where, self._clock)
             for id, start in self._consumer.starts.items():
@@ -191,22 +195,38 @@ class Changes(Iterator[pa.RecordBatch]):
         offset = start.offset if start is not None and start.snapshot is None else None
         return _Line(shard, start, offset, offset, offset)
 
-    def _retired(self, id: str) -> Shard:
-        shard = self._handle(id)
-        try:
+    def _unfinished(self, consumer: str | None) -> dict[str, Shard]:
+        """Shards that were split before the consumer had read them to their end."""
+        found = {}
+        for id in self._watch.manifest.retired if consumer is not None else ():
+            shard = self._handle(id)
             manifest = shard.log.manifests.load()
+            record = manifest.consumers.get(consumer or "")
+            ends = list(next_shards(manifest).values())
+            if record is not None and ends and (record.snapshot is not None or (record.position, record.load) < ends[0]):
+                found[id] = shard
+        return found
+
+    def _descendants(self, shard: Shard) -> set[str]:
+        """Into what a shard was split, and those into what."""
+        try:
+            children = next_shards(shard.log.manifests.load())
         except NotFoundError:
-            raise InvalidInputError(f"the offset names a shard {id!r} that the table has not", hint="it is of another table") from None
-        self._later.update(next_shards(manifest))
-        return shard
+            raise InvalidInputError(
+                f"the offset names a shard {shard.id!r} that the table has not", hint="it is of another table"
+            ) from None
+        return {below for child in children for below in (child, *self._descendants(self._handle(child)))}
 
     def _find_new(self) -> None:
-        """Shards that came since: they begin with their very first change."""
-        for shard in self._shards():
-            if shard.id in self._lines or shard.id in self._later:
-                continue
-            start = start_of(shard, "origin") if self._consumer is None else self._consumer.add(shard)
-            self._lines[shard.id] = self._line(shard, start)
+        """Shards that came since: they begin with their very first change. Those of a split wait for their parent's end."""
+        shards = self._shards()
+        for id in self._watch.manifest.retired:
+            if id in self._lines and not self._lines[id].is_over:
+                self._later |= self._descendants(self._lines[id].shard)
+        for shard in shards:
+            if shard.id not in self._lines and shard.id not in self._later:
+                start = start_of(shard, "origin") if self._consumer is None else self._consumer.add(shard)
+                self._lines[shard.id] = self._line(shard, start)
 
     # -- rounds
 

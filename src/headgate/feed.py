@@ -223,8 +223,14 @@ def cuts_between(manifest: ShardManifest, start: Offset, end: Offset, max_entrie
 
 
 def next_shards(manifest: ShardManifest) -> dict[str, Offset]:
-    """Where the changes go on after the end of a shard that was split: its children, and the offsets they begin at."""
-    return {}
+    """Where the changes go on after the end of a shard that was split: its children, and the offsets they begin at.
+
+    Positions and the numbers of loads go on in the children; what they have from before is the parent's.
+    """
+    if manifest.state != "retired" or manifest.split is None:
+        return {}
+    end = Offset(manifest.cursor.position, manifest.next_load - 1)
+    return {child.shard: end for child in manifest.split.children}
 
 
 class _Sizes:
