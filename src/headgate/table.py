@@ -502,7 +502,8 @@ class Table:
             NotFoundError: there is none of that name.
         """
         check_consumer_name(name)
-        if not drop_all(self.refresh().shards, name):
+        shards = self.refresh().shards
+        if not drop_all([*shards, *(self._shard_once(id) for id in self._manifest.retired)], name):
             raise NotFoundError(f"{self.uri} has no consumer {name!r}", hint="see table.consumers()")
 
     def route(self, rows: Any) -> dict[str, pa.Table]:
