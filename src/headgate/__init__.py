@@ -1,6 +1,7 @@
 """Durable, low-latency, fenced writes into columnar tables on object storage."""
 
 from headgate import metrics
+from headgate.bulk import BulkLoad, LoadedFiles, LoadReport
 from headgate.change_batches import ChangeBatches, ChangePart
 from headgate.changes import Changes
 from headgate.checkpoint import Checkpoint
@@ -61,6 +62,7 @@ __all__ = [
     "AlreadyExistsError",
     "BackpressureStats",
     "BackpressureTimeoutError",
+    "BulkLoad",
     "ChangeBatches",
     "ChangePart",
     "Changes",
@@ -79,6 +81,8 @@ __all__ = [
     "GcReport",
     "HeadgateError",
     "InvalidInputError",
+    "LoadReport",
+    "LoadedFiles",
     "MemTableStats",
     "NotFoundError",
     "Offset",
