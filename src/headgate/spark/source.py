@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from headgate.spark.options import parsed
 from headgate.spark.plan import READ_OPTIONS, ReadPlan, planned
+from headgate.spark.sink import BatchSink, StreamSink, batch_writer, stream_writer
 from headgate.spark.stream import STREAM_OPTIONS, ChangeStreamReader, StreamPlan, is_stream, stream_schema
 from headgate.spark.types import same_columns, spark_schema
 
@@ -34,6 +35,12 @@ class HeadgateDataSource(DataSource):
             return stream_schema(place.open(), options.get("columns"))
         place, options = parsed(self.options, READ_OPTIONS)
         return spark_schema(place.open().scan(options.get("columns")).schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:  # noqa: N802  # Spark's name
+        return stream_writer(self.options, schema, overwrite)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Called once for each ``load()``, when Spark first plans it: this is its snapshot."""
