@@ -156,7 +156,7 @@ def compact_shard(
 
 
 @dataclass(frozen=True)
-class _Kept:
+class Kept:
     count: int = 0
     rows: int = 0
     bytes: int = 0
@@ -173,7 +173,7 @@ def _compact_once(
     slice_rows: int,
     *,
     detach: bool = False,
-) -> tuple[RunRecord, _Kept]:
+) -> tuple[RunRecord, Kept]:
     place, started = (log.manifests.place, log.shard), log.clock.monotonic()
     # 1. Register, before the first object: collection leaves the files of a registered attempt alone (G02).
     attempt = f"c{log.clock.token()}"
@@ -183,10 +183,10 @@ def _compact_once(
         # 2. Write, under a name that no other try has (C09).
         runs = [OpenRun(record, columnar) for record in inputs]
         folder = f"shards/{log.shard}-{log.table_id}/runs/{attempt}-{log.clock.token()}"
-        writer = _RunWriter(log, columnar, rules, folder, sum(run.rows for run in inputs), progress, slice_rows)
+        writer = RunWriter(log, columnar, rules, folder, sum(run.rows for run in inputs), progress, slice_rows)
         writer.on_slice = _Renewal(log, attempt).renew
-        untouched = _untouched(runs, rules, slice_rows) if with_oldest and not detach else None
-        writer.write(runs, untouched, drop_tombstones=with_oldest, batch_rows=_batch_rows(runs, max_memory))
+        untouched = untouched_slices(runs, rules, slice_rows) if with_oldest and not detach else None
+        writer.write(runs, untouched, drop_tombstones=with_oldest, batch_rows=batch_rows_for(runs, max_memory))
         failpoint("compact.written")
         made = RunRecord(
             id=folder.rsplit("/", 1)[1],
@@ -198,10 +198,10 @@ def _compact_once(
             created_at=log.clock.now(),
         )
         # 3. Commit: visible at once, as a whole.
-        log.manifests.commit(lambda manifest: _replaced(log, manifest, inputs, made, attempt))
+        log.manifests.commit(lambda manifest: replaced(log, manifest, inputs, made, attempt))
     except BaseException:
         COMPACTION_FAILURES.add(1, *place)
-        _withdraw(log, attempt)
+        withdraw(log, attempt)
         raise
     failpoint("compact.committed")
     COMPACTION_SECONDS.observe(log.clock.monotonic() - started, *place)
@@ -230,7 +230,7 @@ class _Renewal:
         self._renewed = clock.monotonic()
 
 
-def _withdraw(log: ShardLog, attempt: str) -> None:
+def withdraw(log: ShardLog, attempt: str) -> None:
     """Let collection have what we wrote. If this fails too, the lease ends by itself."""
     try:
         give_back(log, attempt)
@@ -238,7 +238,7 @@ def _withdraw(log: ShardLog, attempt: str) -> None:
         return
 
 
-def _replaced(log: ShardLog, manifest: ShardManifest, inputs: Sequence[RunRecord], made: RunRecord, attempt: str) -> ShardManifest | None:
+def replaced(log: ShardLog, manifest: ShardManifest, inputs: Sequence[RunRecord], made: RunRecord, attempt: str) -> ShardManifest | None:
     if any(run.id == made.id for run in manifest.runs):
         return None
     check_registered(log, manifest, attempt)
@@ -257,7 +257,7 @@ def _replaced(log: ShardLog, manifest: ShardManifest, inputs: Sequence[RunRecord
     )
 
 
-def _batch_rows(runs: Sequence[OpenRun], max_memory: int) -> int:
+def batch_rows_for(runs: Sequence[OpenRun], max_memory: int) -> int:
     """So that a batch of each run, what it is merged into and what the files' reader and writer hold fit."""
     widest = 64.0
     for run in runs:
@@ -269,7 +269,7 @@ def _batch_rows(runs: Sequence[OpenRun], max_memory: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Untouched:
+class Untouched:
     """Which slices of the oldest run no newer run has a key in."""
 
     kept: tuple[bool, ...]
@@ -280,7 +280,7 @@ class _Untouched:
         return self.bounds.part(2 * number, 2 * number + 1)
 
 
-def _untouched(runs: Sequence[OpenRun], rules: RowRules, slice_rows: int) -> _Untouched | None:
+def untouched_slices(runs: Sequence[OpenRun], rules: RowRules, slice_rows: int, slices_min: int = 2) -> Untouched | None:
     """Find the slices of the oldest run that can stay as they are. None: there are none.
 
     Only where slices can be named again as they are: same columns of the same types, no tombstones, several of
@@ -288,7 +288,7 @@ def _untouched(runs: Sequence[OpenRun], rules: RowRules, slice_rows: int) -> _Un
     """
     base, parts = runs[0], runs[0].slices
     fields = tuple(zip(rules.field_ids, rules.schema.names, strict=True))
-    if len(parts) < 2 or base.record.tombstones or base.record.fields != fields or not rules.key or base.record.keep is not None:
+    if len(parts) < slices_min or base.record.tombstones or base.record.fields != fields or not rules.key or base.record.keep is not None:
         return None
     order, key = KeyOrder(rules), list(rules.key)
     ids = [rules.field_ids[rules.schema.get_field_index(name)] for name in key]
@@ -302,10 +302,10 @@ def _untouched(runs: Sequence[OpenRun], rules: RowRules, slice_rows: int) -> _Un
             below = keys.positions(bounds)
             last = keys.find(bounds.take(np.arange(1, 2 * len(parts), 2)))
             touched |= (below[1::2] > below[0::2]) | (last >= 0)
-    return _Untouched(tuple(not hit for hit in touched), bounds) if not touched.all() else None
+    return Untouched(tuple(not hit for hit in touched), bounds) if not touched.all() else None
 
 
-class _RunWriter:
+class RunWriter:
     """Slices of one run, as they come."""
 
     def __init__(
@@ -316,9 +316,9 @@ class _RunWriter:
         self.slices: list[SliceRecord] = []
         self.on_slice: Callable[[], None] = lambda: None
         self.tombstones = self._written = 0
-        self.kept = _Kept()
+        self.kept = Kept()
 
-    def write(self, runs: Sequence[OpenRun], untouched: _Untouched | None, *, drop_tombstones: bool, batch_rows: int) -> None:
+    def write(self, runs: Sequence[OpenRun], untouched: Untouched | None, *, drop_tombstones: bool, batch_rows: int) -> None:
         """All that the runs come to; slices of the oldest that nothing touches are named again."""
         with_marks = not drop_tombstones and any(run.record.tombstones for run in runs)
         merger = RunMerger(runs, self._rules, drop_tombstones=drop_tombstones, batch_rows=batch_rows)
@@ -343,7 +343,7 @@ class _RunWriter:
 
     def _keep(self, part: SliceRecord) -> None:
         self.slices.append(part)
-        self.kept = _Kept(self.kept.count + 1, self.kept.rows + part.rows, self.kept.bytes + part.bytes)
+        self.kept = Kept(self.kept.count + 1, self.kept.rows + part.rows, self.kept.bytes + part.bytes)
         self._note(part.rows, None)
 
     def _write_slices(self, merged: Iterator[Merged], with_marks: bool) -> None:
