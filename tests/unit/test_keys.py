@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import headgate.keys.columns as columns
 import headgate.keys.form as form
 import headgate.keys.newest as newest
-from headgate.keys import ByteKeys, KeyOrder, NumberKeys, newest_rows
+from headgate.keys import ByteKeys, ColumnKeys, KeyOrder, NumberKeys, newest_rows
 from headgate.schema import RowRules
 from headgate.wal.entry import Put
 
@@ -126,6 +128,33 @@ def test_keys_are_found_where_they_are_and_nowhere_else(data: st.DataObject) -> 
         assert form._positions(here.values, keys(others).values).tolist() == here.positions(keys(others)).tolist()
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_columns_of_numbers_compare_as_tuples_do_whether_they_fit_one_number_or_not(data: st.DataObject) -> None:
+    number = st.integers(-3, 4) | st.sampled_from([-(2**63), 2**63 - 1, 1 << 40, -(1 << 40)])
+    pool = st.lists(st.tuples(number, number), max_size=25)
+    mine, others = sorted(set(data.draw(pool))), data.draw(pool)
+    others += data.draw(st.lists(st.sampled_from(mine), max_size=5)) if mine else []
+
+    def keys(values: list[tuple[int, int]]) -> ColumnKeys:
+        return ColumnKeys([np.array([v[i] for v in values], np.int64) for i in range(2)])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "_FEW", data.draw(st.sampled_from([1, 64])))
+        here, there = keys(mine), keys(others)
+        assert here.find(there).tolist() == [mine.index(k) if k in mine else -1 for k in others]
+        assert here.positions(there).tolist() == [sum(m < k for m in mine) for k in others]
+        assert here.is_ascending()
+        assert there.is_ascending() == all(a < b for a, b in pairwise(others))
+        assert there.order().tolist() == sorted(range(len(others)), key=lambda i: (others[i], i))
+        assert here.overlap(keys(sorted(set(others)))).tolist() == [i for i, k in enumerate(mine) if k in others]
+        newest = there.newest()
+        last = {k: i for i, k in enumerate(others)}
+        assert (list(range(len(others))) if newest is None else newest.tolist()) == [last[k] for k in sorted(last)]
+        half = here.part(len(mine) // 2, len(mine))
+        assert half.find(there).tolist() == [mine.index(k) - len(mine) // 2 if k in mine[len(mine) // 2 :] else -1 for k in others]
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_words_never_decide_more_than_they_can(data: st.DataObject) -> None:
@@ -191,12 +220,13 @@ def test_more_text_than_one_array_holds_is_taken_in_pieces(monkeypatch: pytest.M
     assert got.rows.to_pylist() == [{"k0": i, "v": f"text {50 - i}"} for i in range(1, 51)]
 
 
-def test_two_small_columns_are_one_number_and_others_are_bytes() -> None:
+def test_two_small_columns_are_one_number_larger_ones_stay_columns_and_others_are_bytes() -> None:
     def made_of(*kinds: pa.DataType) -> type:
         return type(KeyOrder(rules_of(*kinds)).none())
 
     assert made_of(pa.int32(), pa.int32()) is NumberKeys
-    assert made_of(pa.int64(), pa.bool_()) is ByteKeys
+    assert made_of(pa.int64(), pa.bool_()) is made_of(pa.int64(), pa.timestamp("us"), pa.date32()) is ColumnKeys
+    assert made_of(pa.uint64(), pa.bool_()) is made_of(pa.int64(), pa.string()) is ByteKeys
     assert made_of(pa.int64()) is made_of(pa.uint64()) is made_of(pa.timestamp("ns")) is NumberKeys
     assert made_of(pa.decimal128(5, 2)) is made_of(pa.string()) is ByteKeys
 

@@ -32,6 +32,10 @@ KEYS: dict[str, tuple[list[pa.Field], st.SearchStrategy[tuple[Any, ...]]]] = {
         [pa.field("a", pa.string(), False), pa.field("b", pa.int32(), False)],
         st.tuples(st.sampled_from(["", "a", "a\0", "b"]), st.integers(-2, 2)),
     ),
+    "numbers": (
+        [pa.field("a", pa.int64(), False), pa.field("b", pa.int32(), False)],
+        st.tuples(st.sampled_from([-1, 0, 1, 1 << 40]), st.integers(-2, 2)),
+    ),
     "decimal": ([pa.field("id", pa.decimal128(12, 2), False)], st.tuples(st.integers(-5, 9).map(lambda i: Decimal(i * 25).scaleb(-2)))),
 }
 FILTERS = ["v > 3", "v is null", "v is null or name = 'x'", "name like 'x%'", "abs(v) < 4 and name <> 'y'", "not (v = 2)"]

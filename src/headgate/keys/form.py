@@ -1,4 +1,4 @@
-"""The two forms of keys, and what can be done with whole columns of them.
+"""Keys as one number or as bytes, and what can be done with whole columns of them.
 
 Owns: sorting, comparing and finding, exactly. Does not own: how a table's key becomes one of them (order).
 """

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as types
 
+from headgate.keys.columns import ColumnKeys
 from headgate.keys.form import ByteKeys, Keys, NumberKeys
 from headgate.schema import RowRules
 
@@ -29,12 +30,15 @@ class KeyOrder:
         self._total = sum(fixed) if len(fixed) == len(self._widths) else None
         kind = self.types[0] if len(self.types) == 1 else None
         self._is_one_number = kind is not None and _is_number(kind)
+        self._are_numbers = (self._total or 0) > 8 and all(_is_number(kind) and not types.is_uint64(kind) for kind in self.types)
 
     def keys(self, columns: Sequence[pa.Array]) -> Keys:
         """Of the key columns of some rows, in the key's order, with the types of now."""
         if self._is_one_number:
             return NumberKeys(_number(columns[0]))
         if self._total is not None and len(columns) > 1:
+            if self._are_numbers:
+                return ColumnKeys([_number(column) for column in columns])
             matrix = np.concatenate([_fixed(column) for column in columns], axis=1)
             if self._total <= 8:
                 padded = np.zeros((len(matrix), 8), np.uint8)
