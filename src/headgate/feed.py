@@ -1,6 +1,6 @@
 """One shard's change feed: its log entries and its loads, in the one order in which they count.
 
-Owns: offsets, up to where that order is certain, what a batch of changes looks like. Does not own: who has
+Owns: offsets, up to where that order is certain, reading between two of them. Does not own: what a batch looks like (change_rows), who has
 read how far (consumer), many shards, waiting and beginnings (changes), where loads are placed (load).
 
 An offset is a cut through the order: all entries before ``position`` and all loads up to number ``load``
@@ -25,20 +25,20 @@ changes. Seals hold no changes: an offset may be moved over those that the manif
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
+from headgate.change_rows import OFFSET as OFFSET
+from headgate.change_rows import ChangeBatch, Form, together
+from headgate.change_rows import Offset as Offset
+from headgate.change_rows import change_schema as change_schema
+from headgate.change_rows import stamped as stamped
 from headgate.errors import DataLossError, InvalidInputError, ObjectMissingError, WalTruncatedError
 from headgate.manifest.model import PlacedLoad, ShardManifest
 from headgate.run import DELETED, OpenRun
-from headgate.schema import RowRules, as_now
+from headgate.schema import RowRules
 from headgate.view import ShardReader
-from headgate.wal.entry import Entry, Put
+from headgate.wal.entry import Entry
 from headgate.wal.fence import over_seals
 from headgate.wal.log import ShardLog
 from headgate.wal.tailer import WalTailer
@@ -46,33 +46,6 @@ from headgate.wal.tip import find_tip, locate
 
 BATCH_ROWS = 1 << 16
 BATCH_BYTES = 16 << 20
-CHANGE_FIELDS = (
-    pa.field("_op", pa.string(), False),
-    pa.field("_epoch", pa.int64()),
-    pa.field("_position", pa.int64(), False),
-    pa.field("_load", pa.int64(), False),
-    pa.field("_time", pa.timestamp("us", "UTC")),
-)
-OFFSET = b"headgate.offset"
-"""In the metadata of a batch's schema: the offset after it, as JSON: {shard: [position, load]}."""
-_OPS = pa.array(["upsert", "delete"])
-
-
-class Offset(NamedTuple):
-    """How far a shard's changes were read: all entries before ``position``, and all loads up to ``load``."""
-
-    position: int = 0
-    load: int = 0
-
-
-class ChangeBatch(NamedTuple):
-    """Changes in order, and the offset after them.
-
-    A load is given in several batches, and until its last one the offset is the one before it.
-    """
-
-    rows: pa.RecordBatch
-    offset: Offset
 
 
 class HasFeed(Protocol):
@@ -84,11 +57,6 @@ class HasFeed(Protocol):
     def rules(self) -> RowRules: ...
     @property
     def reader(self) -> ShardReader: ...
-
-
-def change_schema(rules: RowRules) -> pa.Schema:
-    """Of all batches: the table's columns, all of which are null in a delete but the key, and where each row comes from."""
-    return pa.schema([*(pa.field(f.name, f.type) for f in rules.schema), *CHANGE_FIELDS])
 
 
 # -- cuts
@@ -307,7 +275,7 @@ def read(
     due = [load for load in manifest.loads if begin.load < load.number <= end.load]
     if len(due) < end.load - begin.load:
         raise InvalidInputError(f"shard {log.shard} has no load {end.load}", hint="read up to what plan() gave")
-    form = _Form(shard, rules or shard.rules, newer)
+    form = Form(log.shard, rules or shard.rules, newer)
     entries = _Entries(shard, begin.position, end.position)
     try:
         at = begin
@@ -315,7 +283,7 @@ def read(
             if load.position > at.position:
                 yield from _entries_until(form, entries, Offset(load.position, at.load), batch_rows)
                 at = at._replace(position=load.position)
-            yield from _load(form, load, at, batch_rows)
+            yield from _load(shard, form, load, at, batch_rows)
             at = at._replace(load=load.number)
         if end.position > at.position:
             yield from _entries_until(form, entries, end, batch_rows)
@@ -365,41 +333,7 @@ class _Entries:
             self._read.close()  # type: ignore[attr-defined]  # a generator: ends its threads
 
 
-class _Form:
-    """Turns rows of any age into changes of the table of now."""
-
-    def __init__(self, shard: HasFeed, rules: RowRules, newer: Callable[[], RowRules] | None) -> None:
-        self.log, self._newer = shard.log, newer
-        self.columnar = shard.reader.cache.columnar
-        self._use(rules)
-
-    def _use(self, rules: RowRules) -> None:
-        self.rules, self.columns = rules, rules.schema.names
-        self.schema = change_schema(rules)
-        self._highest = max(rules.field_ids)
-
-    def knows(self, names: Mapping[int, str]) -> bool:
-        return self._newer is None or max(names, default=0) <= self._highest
-
-    def look(self, names: Mapping[int, str]) -> None:
-        """Rows with these columns come: are there newer rules?"""
-        if not self.knows(names):
-            assert self._newer is not None
-            self._use(self._newer())
-            self._highest = max(self._highest, *names)  # dropped again since: not asked for twice
-
-    def now(self, rows: pa.RecordBatch, names: Mapping[int, str]) -> pa.RecordBatch:
-        return as_now(rows, names, self.rules, self.columns)
-
-    def batch(self, rows: pa.RecordBatch, marks: Sequence[pa.Array], after: Offset) -> ChangeBatch:
-        metadata = {OFFSET: json.dumps({self.log.shard: after})}
-        return ChangeBatch(pa.RecordBatch.from_arrays([*rows.columns, *marks], schema=self.schema.with_metadata(metadata)), after)
-
-
-# -- entries
-
-
-def _entries_until(form: _Form, entries: _Entries, end: Offset, batch_rows: int) -> Iterator[ChangeBatch]:
+def _entries_until(form: Form, entries: _Entries, end: Offset, batch_rows: int) -> Iterator[ChangeBatch]:
     """Small entries go together into one batch; a large one makes its own."""
     held: list[Entry] = []
     rows = size = 0
@@ -408,76 +342,13 @@ def _entries_until(form: _Form, entries: _Entries, end: Offset, batch_rows: int)
         rows += sum(put.rows.num_rows for put in entry.puts)
         size += entry.size_bytes
         if rows >= batch_rows or size >= BATCH_BYTES:
-            yield from _changes(form, held, end.load)
+            yield from together(form, held, end.load)
             held, rows, size = [], 0, 0
     if held:
-        yield from _changes(form, held, end.load)
+        yield from together(form, held, end.load)
 
 
-def _changes(form: _Form, entries: Sequence[Entry], load: int) -> Iterator[ChangeBatch]:
-    """One batch; or more, where newer columns begin."""
-    alike: list[Entry] = []
-    schema: pa.Schema | None = None
-    for entry in entries:
-        for put in entry.puts:
-            if schema is None or not put.rows.schema.equals(schema, check_metadata=True):
-                schema = put.rows.schema
-                names = form.rules.names_in(schema)
-                if not form.knows(names):
-                    if alike:
-                        yield _together(form, alike, load)
-                        alike = []
-                    form.look(names)
-        alike.append(entry)
-    yield _together(form, alike, load)
-
-
-def _together(form: _Form, entries: Sequence[Entry], load: int) -> ChangeBatch:
-    puts = [put for entry in entries for put in entry.puts]
-    parts = [form.now(_joined(group), form.rules.names_in(group[0].schema)) for group in _groups(puts)]
-    rows = _joined(parts)
-    lengths = np.array([sum(put.rows.num_rows for put in entry.puts) for entry in entries])
-
-    def per_entry(values: list[int]) -> pa.Array:
-        return pa.array(np.repeat(np.array(values, np.int64), lengths))
-
-    deletes = np.array([put.op == "delete" for put in puts], np.int8)
-    marks = [
-        pc.take(_OPS, pa.array(np.repeat(deletes, [put.rows.num_rows for put in puts])))
-        if deletes.any()
-        else pa.repeat(_OPS[0], rows.num_rows),
-        per_entry([entry.epoch for entry in entries]),
-        per_entry([entry.position for entry in entries]),
-        pa.array(np.zeros(rows.num_rows, np.int64)),
-        _times(per_entry([round(entry.time * 1e6) for entry in entries])),
-    ]
-    return form.batch(rows, marks, Offset(entries[-1].position + 1, load))
-
-
-def _groups(puts: Sequence[Put]) -> Iterator[list[pa.RecordBatch]]:
-    """Rows that follow each other and look the same: they are read as one."""
-    group: list[pa.RecordBatch] = []
-    for put in puts:
-        rows = put.rows
-        if group and not rows.schema.equals(group[0].schema, check_metadata=True):
-            yield group
-            group = []
-        group.append(rows)
-    yield group
-
-
-def _joined(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
-
-
-def _times(microseconds: pa.Array) -> pa.Array:
-    return microseconds.cast(pa.timestamp("us", "UTC"))
-
-
-# -- loads
-
-
-def _load(form: _Form, load: PlacedLoad, before: Offset, batch_rows: int) -> Iterator[ChangeBatch]:
+def _load(shard: HasFeed, form: Form, load: PlacedLoad, before: Offset, batch_rows: int) -> Iterator[ChangeBatch]:
     """The rows of a load. Until the last batch the offset stays before it: whoever stops in the middle gets it again."""
     left = sum(run.rows for run in load.runs)
     try:
@@ -485,28 +356,16 @@ def _load(form: _Form, load: PlacedLoad, before: Offset, batch_rows: int) -> Ite
             names = dict(run.fields)
             form.look(names)
             columns = [names[number] for number in form.rules.field_ids if number in names]
-            for rows in OpenRun(run, form.columnar).scan([*columns, DELETED] if run.tombstones else columns, batch_rows=batch_rows):
+            for rows in OpenRun(run, shard.reader.cache.columnar).scan(
+                [*columns, DELETED] if run.tombstones else columns, batch_rows=batch_rows
+            ):
                 left -= rows.num_rows
                 deleted = rows.column(DELETED) if run.tombstones else None
                 marks = stamped(rows.num_rows, deleted, load.position, load.number, load.time)
                 yield form.batch(form.now(rows, names), marks, before._replace(load=load.number) if left == 0 else before)
     except ObjectMissingError as error:
-        manifest = form.log.manifests.load()
-        check_there(form.log, manifest, Offset(manifest.wal_floor, load.number - 1))
+        manifest = shard.log.manifests.load()
+        check_there(shard.log, manifest, Offset(manifest.wal_floor, load.number - 1))
         raise DataLossError(
-            f"{error.object} is missing, and load {load.number} of shard {form.log.shard} names it", object=error.object
+            f"{error.object} is missing, and load {load.number} of shard {shard.log.shard} names it", object=error.object
         ) from error
-
-
-def stamped(rows: int, deleted: pa.Array | None, place: int, load: int, time: float) -> list[pa.Array]:
-    """The columns that say where rows come from which no entry holds: those of a load, or of a snapshot.
-
-    ``_position`` is that of the last entry before them, so (``_position``, ``_load``) sorts as the changes count.
-    """
-    return [
-        pa.repeat(_OPS[0], rows) if deleted is None else pc.if_else(deleted, "delete", "upsert"),
-        pa.nulls(rows, pa.int64()),
-        pa.array(np.full(rows, place - 1, np.int64)),
-        pa.array(np.full(rows, load, np.int64)),
-        _times(pa.array(np.full(rows, round(time * 1e6), np.int64))),
-    ]

@@ -28,6 +28,7 @@ ORDER = [
     ("checkpoint", "attempt"),
     "load",
     "transaction",
+    "change_rows",
     "feed",
     "consumer",
     "merge",
