@@ -14,6 +14,7 @@
 | table | create, status, verify |
 | put | put |
 | read | scan, sql, lookup |
+| repair | repair |
 | columns | columns add, drop, rename, widen |
 | log | tail, trim |
 | life | compact, gc, checkpoint create, list, refresh, drop |

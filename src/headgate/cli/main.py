@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import headgate as hg
-from headgate.cli import columns, demo, life, log, put, read, simulate, table
+from headgate.cli import columns, demo, life, log, put, read, repair, simulate, table
 from headgate.cli.command import Command
 
 app = typer.Typer(
@@ -45,6 +45,7 @@ for _run in (
     table.status,
     log.tail,
     table.verify,
+    repair.repair,
     log.trim,
     life.compact,
     life.gc,

@@ -104,6 +104,17 @@ def status(
     uri: Uri,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks, with --watch.")] = 2.0,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port",
+            metavar="PORT",
+            min=1,
+            max=65_535,
+            show_default=False,
+            help="With --watch: answer Prometheus on this port of this machine with what was seen.",
+        ),
+    ] = None,
     wal_uri: WalUri = None,
     option: StorageOptions = None,
     wal_option: WalOptions = None,
@@ -113,27 +124,52 @@ def status(
 
     cursor: all before it is in runs. tip: the end of the log. lag: entries between them, which the next
     writer replays. pending: runs that were flushed and are not compacted yet. rows and size are those of
-    the runs, deleted and replaced rows included. clean: nothing in the log is needed.
+    the runs, deleted and replaced rows included. clean: nothing in the log is needed. behind: entries that
+    the slowest consumer has not read. With --watch also how many entries came per second since the last look.
     """
+    if metrics_port is not None and not watch:
+        raise typer.BadParameter("goes with --watch: nobody would answer afterwards", param_hint="--metrics-port")
     table = open_table(uri, option, wal_uri, wal_option)
-    while True:
-        state = table.status()
-        if as_json:
-            print_json({**_description(table), "shards": [_shard_document(shard) for shard in state.shards]})
-        else:
-            out = screen()
-            if watch and out.is_terminal:
-                out.clear()
-            _print_description(table)
-            _print_shards(state)
-        if not watch:
-            return
-        sys.stdout.flush()
-        time.sleep(interval)
+    stop = _serve(metrics_port) if metrics_port is not None else None
+    before: dict[str, tuple[float, int]] = {}
+    try:
+        while True:
+            state, now = table.status(), time.monotonic()
+            rates = {s.shard: _rate(before.get(s.shard), now, s.tip) for s in state.shards}
+            if as_json:
+                shards = [_shard_document(shard, rates[shard.shard] if watch else None) for shard in state.shards]
+                print_json({**_description(table), "shards": shards})
+            else:
+                out = screen()
+                if watch and out.is_terminal:
+                    out.clear()
+                _print_description(table)
+                _print_shards(state, rates if watch else {})
+            if not watch:
+                return
+            before = {shard.shard: (now, shard.tip) for shard in state.shards}
+            sys.stdout.flush()
+            time.sleep(interval)
+    finally:
+        if stop is not None:
+            stop()
 
 
-def _shard_document(shard: hg.ShardStatus) -> dict[str, Any]:
-    return {**asdict(shard), "pending_generations": shard.generations}
+def _serve(port: int) -> Callable[[], None]:
+    try:
+        return hg.metrics.serve(port)
+    except OSError as error:
+        raise typer.BadParameter(f"{port} cannot be used: {error.strerror}", param_hint="--metrics-port") from None
+
+
+def _rate(before: tuple[float, int] | None, now: float, tip: int) -> float:
+    """Entries per second since the last look."""
+    return 0.0 if before is None or now <= before[0] else max(0, tip - before[1]) / (now - before[0])
+
+
+def _shard_document(shard: hg.ShardStatus, rate: float | None) -> dict[str, Any]:
+    document = {**asdict(shard), "pending_generations": shard.generations}
+    return document if rate is None else {**document, "entries_per_second": round(rate, 3)}
 
 
 _NUMBERS: dict[str, Callable[[hg.ShardStatus], int]] = {
@@ -149,14 +185,16 @@ _NUMBERS: dict[str, Callable[[hg.ShardStatus], int]] = {
     "first": lambda shard: shard.first_position,
     "producers": lambda shard: shard.producers,
     "consumers": lambda shard: shard.consumers,
+    "behind": lambda shard: shard.consumer_lag,
     "checkpoints": lambda shard: shard.checkpoints,
 }
 _ALWAYS = ("epoch", "cursor", "tip", "lag", "runs", "pending", "rows", "size")
 _ADDED_UP = ("lag", "runs", "pending", "rows", "size", "tombstones")
 
 
-def _print_shards(state: hg.TableStatus) -> None:
+def _print_shards(state: hg.TableStatus, rates: dict[str, float]) -> None:
     shards = state.shards
+    watched = ["entries/s"] if rates else []
     numbers = [name for name, of in _NUMBERS.items() if name in _ALWAYS or any(of(shard) for shard in shards)]
     elsewhere = any(shard.wal_store != state.uri for shard in shards)
 
@@ -168,6 +206,7 @@ def _print_shards(state: hg.TableStatus) -> None:
             shard.shard,
             shard.state,
             *(told(name, _NUMBERS[name](shard)) for name in numbers),
+            *([f"{rates[shard.shard]:,.1f}"] if rates else []),
             "yes" if shard.clean else "no",
             ago(shard.claimed_at),
             shard.owner or "nobody",
@@ -177,25 +216,29 @@ def _print_shards(state: hg.TableStatus) -> None:
     ]
     if len(shards) > 1:
         sums = [told(name, sum(map(_NUMBERS[name], shards))) if name in _ADDED_UP else "" for name in numbers]
-        rows.append(["all", "", *sums, "", "", "", *([""] if elsewhere else [])])
-    print_table(["shard", "state", *numbers, "clean", "claimed", "by", *(["log in"] if elsewhere else [])], rows, right=frozenset(numbers))
+        rates_sum = [f"{sum(rates.values()):,.1f}"] if rates else []
+        rows.append(["all", "", *sums, *rates_sum, "", "", "", *([""] if elsewhere else [])])
+    columns = ["shard", "state", *numbers, *watched, "clean", "claimed", "by", *(["log in"] if elsewhere else [])]
+    print_table(columns, rows, right=frozenset([*numbers, *watched]))
 
 
 def verify(
     uri: Uri,
-    deep: Annotated[bool, typer.Option("--deep", help="Read every entry that is left, not only those after the cursor.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read every entry that is left and every row of every run, and compare the two.")
+    ] = False,
     wal_uri: WalUri = None,
     option: StorageOptions = None,
     wal_option: WalOptions = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every shard: manifest, chain, checksums, seals.
+    """Check every shard: manifest, chain, checksums, seals, runs, checkpoints; count what nothing names.
 
-    Writes nothing. Exit code 1 if something is wrong.
+    Writes nothing. Exit code 1 if something is wrong; headgate repair says what can be done about it.
     """
     table = open_table(uri, option, wal_uri, wal_option)
-    with progress(f"checking {len(table.shards):,} shards of {table.uri}", quiet=as_json):
-        report = table.verify(deep=deep)
+    with progress(f"checking {len(table.shards):,} shards of {table.uri}", quiet=as_json) as tell:
+        report = table.verify(deep, lambda shard, what: tell(f"shard {shard}: {what}"))
     if as_json:
         print_json({"uri": table.uri, "deep": deep, **asdict(report)})
     else:
@@ -207,7 +250,8 @@ def verify(
         looked_at = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in report.counts.items())
         out.print(f"{'ok' if report.ok else f'{len(report.problems):,} problems'} ({looked_at})")
         if not report.ok:
-            out.print("  hint: nothing was changed; restore the named objects from a backup or a bucket version before opening a writer")
+            out.print("  hint: nothing was changed; restore the named objects from a backup or a bucket version before opening a writer;")
+            out.print("  what cannot be restored: headgate repair says what it would give up")
     if not report.ok:
         raise typer.Exit(1)
 

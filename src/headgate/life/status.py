@@ -46,6 +46,8 @@ class ShardStatus:
     generations: int
     """Those of its runs that are generations: flushed, and not compacted yet."""
     next_generation: int
+    consumer_lag: int = 0
+    """Entries that the slowest consumer has not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ def shard_status(log: ShardLog) -> ShardStatus:
         tombstones=sum(run.tombstones for run in manifest.runs),
         generations=generations,
         next_generation=manifest.next_generation,
+        consumer_lag=max((tip.position - hold.position for hold in manifest.consumers.values()), default=0),
     )
 
 
