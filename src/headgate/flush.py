@@ -50,6 +50,7 @@ from headgate.run import run_batches, run_schema
 from headgate.schema import RowRules, ids_in
 from headgate.store import RetryPolicy
 from headgate.view import cut_at
+from headgate.wal.block import Entries
 from headgate.wal.entry import Entry, Put
 from headgate.wal.fence import Claim, Walk, check_epoch, over_seals
 from headgate.wal.log import ShardLog
@@ -103,21 +104,38 @@ class Generations:
         self._epoch, self._walk, self._generation = claimed.epoch, walk, claimed.next_generation
         self._tables = (MemTable(claimed.cursor),)
 
-    def replay(self, entry: Entry) -> None:
-        """Take an entry of the log back. Outgrown MemTables are flushed at once, so any log opens in bounded memory."""
-        self._take(entry.epoch, entry.position, list(entry.puts), entry.size_bytes)
-        for put in entry.puts:
+    def replay(self, entry: Entry | Entries) -> None:
+        """Take an entry of the log back, or several. Outgrown MemTables are flushed at once, so any log opens in bounded memory."""
+        count, rows = 1, sum(put.rows.num_rows for put in entry.puts)
+        if isinstance(entry, Entries) and (count := len(entry)) > 1 and not self._fit(entry, rows):
+            self.replay(entry.part(0, count // 2))  # a MemTable is full after one of them: their halves tell which
+            self.replay(entry.part(count // 2, count))
+            return
+        if isinstance(entry, Entries) and count > 1:
+            self.active.append_all(entry, self._clock.monotonic())
+        else:
+            self._take(entry.epoch, entry.position, list(entry.puts), entry.size_bytes)
+        for put in entry.puts[:1] if isinstance(entry, Entries) else entry.puts:  # several entries have one schema
             if self._schema is None or not put.rows.schema.equals(self._schema, check_metadata=True):
                 self._schema = put.rows.schema
                 self._highest_field = max(self._highest_field, *ids_in(self._schema), 0)
-        self._replayed_entries += 1
-        self._replayed_rows += sum(put.rows.num_rows for put in entry.puts)
+        self._replayed_entries += count
+        self._replayed_rows += rows
         while len(self._tables) > 1:
             if not self._flush_until_done(self._tables[0]):
                 continue
             self._tables = self._tables[1:]
             self._flushed_count += 1
             failpoint("replay.flushed")
+
+    def _fit(self, entries: Entries, rows: int) -> bool:
+        """Is the active MemTable not full with all of them?"""
+        active, config = self.active, self._config
+        return (
+            active.bytes + entries.size_bytes < config.max_memtable_size
+            and active.rows + rows < config.max_memtable_rows
+            and active.batches + len(entries.puts) < config.max_memtable_batches
+        )
 
     def start(
         self,

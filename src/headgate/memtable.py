@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from headgate.manifest.model import ChainPoint
+from headgate.wal.block import Entries
 from headgate.wal.entry import Put
 
 _PINNED_SLACK_BYTES = 1 << 10
@@ -117,6 +119,20 @@ class MemTable:
         self._held = _Held(
             held.batches + len(puts), held.entries + 1, rows, held.bytes + size_bytes, end, now if held.born is None else held.born
         )
+
+    def append_all(self, entries: Entries, now: float) -> None:
+        """Take entries that follow each other; none of them was taken before."""
+        held, epoch = self._held, entries.epoch
+        assert entries.position >= held.end.position, "in order, each once"
+        del self._puts[held.batches :], self._positions[held.entries :], self._entries[held.entries :]
+        rows = [0, *accumulate(put.rows.num_rows for put in entries.puts)]
+        ends = list(accumulate(entries.counts))
+        sizes = accumulate(entries.sizes)
+        self._puts += entries.puts
+        self._positions += range(entries.position, entries.end.position)
+        self._entries += [_Entry(epoch, held.batches + n, held.rows + rows[n], held.bytes + s) for n, s in zip(ends, sizes, strict=True)]
+        last, born = self._entries[-1], now if held.born is None else held.born
+        self._held = _Held(last.batches, held.entries + len(entries), last.rows, last.bytes, entries.end, born)
 
     @property
     def puts(self) -> list[Put]:

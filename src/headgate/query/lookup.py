@@ -100,7 +100,7 @@ def _arrays(names: Sequence[str], types: Sequence[pa.DataType], keys: list[Any] 
 
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    if pa.types.is_integer(kind):  # Arrow would cut 1.5 to 1, and find what nobody asked for
+    if pa.types.is_integer(kind) and not set(map(type, values)) <= {int}:  # Arrow would cut 1.5 to 1, and find what nobody asked for
         strange = [value for value in values if value is not None and (isinstance(value, bool) or not isinstance(value, Integral))]
         if strange:
             raise InvalidInputError(f"the key {strange[0]!r} is no whole number", hint=f"the key's type is {kind}")

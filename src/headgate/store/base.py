@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from headgate.errors import StoreError
+
 Data = bytes | bytearray | memoryview
 """What can be written: bytes, or a C-contiguous memoryview of them."""
 
@@ -68,6 +70,28 @@ class Store(ABC):
     def delete(self, keys: Sequence[str]) -> None:
         """Delete each; a missing one counts as deleted. Raises DeleteIncompleteError naming
         the keys that may still be there."""
+
+    is_near = False
+    """Is an answer quicker than a switch to another thread? Then objects are read one after another, many in one call."""
+
+    def keys(self, prefix: str, *, start_after: str = "") -> Sequence[str]:
+        """The keys that ``list`` would tell of, for those who look at each object anyway."""
+        return [info.key for info in self.list(prefix, start_after=start_after)]
+
+    def get_each(self, keys: Sequence[str], most_bytes: int) -> Sequence[memoryview | StoreError]:
+        """Each object, or the error that ``get`` would raise, in order: at least one, and no more once they have ``most_bytes``."""
+        found: list[memoryview | StoreError] = []
+        for key in keys:
+            try:
+                data = self.get(key)
+            except StoreError as error:
+                found.append(error)
+                continue
+            found.append(data)
+            most_bytes -= data.nbytes
+            if most_bytes <= 0:
+                break
+        return found
 
     def settle(self, prefix: str) -> None:  # noqa: B027  # most stores have nothing to do
         """Make durable that the objects seen under ``prefix`` are there.

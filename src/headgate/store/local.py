@@ -168,6 +168,64 @@ class LocalStore(Store):
         except OSError as error:
             raise _store_error("read", key, error) from error
 
+    is_near = True
+
+    def get_each(self, keys: Sequence[str], most_bytes: int) -> Sequence[memoryview | StoreError]:
+        found: list[memoryview | StoreError] = []
+        root, left, open_, read, close = self._root, most_bytes, os.open, os.read, os.close
+        for key in keys:
+            try:
+                descriptor = open_(f"{root}/{key}", os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    data = memoryview(read(descriptor, _READ_BYTES))
+                finally:
+                    close(descriptor)
+                if data.nbytes == _READ_BYTES:
+                    data = self.get(key)
+            except StoreError as error:
+                found.append(error)
+                continue
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                found.append(ObjectMissingError(f"{key} does not exist", object=key))
+                continue
+            except OSError as error:
+                found.append(_store_error("read", key, error))
+                continue
+            found.append(data)
+            left -= data.nbytes
+            if left <= 0:
+                break
+        return found
+
+    def keys(self, prefix: str, *, start_after: str = "") -> Sequence[str]:
+        try:
+            return self._keys(prefix, start_after)
+        except OSError as error:
+            raise _store_error("list", prefix, error) from error
+
+    def _keys(self, prefix: str, start_after: str) -> Sequence[str]:
+        """As ``_walk``, without a look at each file. A folder that changes meanwhile may show some of its names only."""
+        if start_after > prefix and not start_after.startswith(prefix):
+            return []
+        try:
+            with os.scandir(self._path(prefix).rstrip("/") or "/") as entries:
+                names = sorted(
+                    entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name
+                    for entry in entries
+                    if not entry.name.startswith(_HIDDEN)
+                )
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        found: list[str] = []
+        for name in names:
+            key = prefix + name
+            if name.endswith("/"):
+                if key > start_after or start_after.startswith(key):
+                    found += self._keys(key, start_after)
+            elif key > start_after:
+                found.append(key)
+        return found
+
     def get_range(self, key: str, start: int, length: int) -> memoryview:
         try:
             descriptor = os.open(self._path(key), os.O_RDONLY)

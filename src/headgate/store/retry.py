@@ -65,6 +65,23 @@ class RetryingStore(Store):
     def get(self, key: str) -> memoryview:
         return self._again("get", lambda: self.inner.get(key))
 
+    @property
+    def is_near(self) -> bool:  # type: ignore[override]  # as the other one is
+        return self.inner.is_near
+
+    def keys(self, prefix: str, *, start_after: str = "") -> Sequence[str]:
+        return self._again("list", lambda: self.inner.keys(prefix, start_after=start_after))
+
+    def get_each(self, keys: Sequence[str], most_bytes: int) -> Sequence[memoryview | StoreError]:
+        found = list(self.inner.get_each(keys, most_bytes))
+        for number, answer in enumerate(found):
+            if isinstance(answer, StoreUnavailableError):
+                try:
+                    found[number] = self.get(keys[number])
+                except StoreError as error:
+                    found[number] = error
+        return found
+
     def get_range(self, key: str, start: int, length: int) -> memoryview:
         return self._again("get", lambda: self.inner.get_range(key, start, length))
 

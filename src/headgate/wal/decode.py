@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -23,8 +24,8 @@ from headgate.wal.entry import SEAL_BYTES, Entry, Header, checked_stream, decode
 from headgate.wal.space import WalSpace
 from headgate.wal.stencil import place_of
 
-_SMALL_BYTES = 64 << 10
-_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+SMALL_BYTES = 64 << 10
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _PREFIX = struct.Struct("<Ii")
 _U16, _I32, _I64 = struct.Struct("<H"), struct.Struct("<i"), struct.Struct("<q")
 _BODY_LENGTH_FIELD = 3  # of an Arrow message: version, header's type, header, length of the body
@@ -36,10 +37,11 @@ Decoded = tuple[ChainPoint, Entry | HeadgateError | None]
 
 
 @dataclass(frozen=True)
-class _Likeness:
+class Likeness:
     """A schema message, taken apart: what must be the same, and where the four values stand."""
 
     header: Header
+    head_bytes: int
     pieces: tuple[tuple[slice, bytes], ...]
     places: tuple[slice, slice, slice, slice]
     schema_message: bytes
@@ -51,14 +53,14 @@ class EntryDecoder:
 
     def __init__(self, space: WalSpace) -> None:
         self._space = space
-        self._likenesses: dict[int, _Likeness] = {}
+        self._likenesses: dict[int, Likeness] = {}
 
     def decode(self, raws: Sequence[Raw]) -> list[Decoded]:
         """Each object as an entry, or as the error that it is."""
         found: list[Decoded] = []
         group: list[tuple[int, Header, int, int]] = []  # where in found, header, how many batches, size
         parts: list[memoryview] = []
-        likeness: _Likeness | None = None
+        likeness: Likeness | None = None
         for point, raw in raws:
             if raw is None or isinstance(raw, HeadgateError):
                 found.append((point, raw))
@@ -82,10 +84,14 @@ class EntryDecoder:
             self._read_together(likeness, parts, group, found)
         return found
 
+    def likeness_of(self, raw: memoryview) -> Likeness | None:
+        """How an entry looked that was as long up to its rows, and was decoded before."""
+        return self._likenesses.get(8 + _I32.unpack_from(raw, 4)[0])
+
     def _plain(self, point: ChainPoint, raw: memoryview) -> Entry:
         space = self._space
         entry = decode_entry(raw, space.key(*point), space.wal_id, space.shard, *point)
-        if not entry.is_seal and raw.nbytes <= _SMALL_BYTES:
+        if not entry.is_seal and raw.nbytes <= SMALL_BYTES:
             self._learn(entry, raw)
         return entry
 
@@ -103,16 +109,16 @@ class EntryDecoder:
         bounds = [0, *(edge for pair in edges for edge in pair), head_bytes]
         pieces = tuple((slice(a, b), head[a:b]) for a, b in zip(bounds[::2], bounds[1::2], strict=True))
         message = bytes(plain.serialize())
-        self._likenesses[head_bytes] = _Likeness(entry.header, pieces, (places[0], places[1], places[2], places[3]), message)
+        self._likenesses[head_bytes] = Likeness(entry.header, head_bytes, pieces, (places[0], places[1], places[2], places[3]), message)
 
-    def _small(self, point: ChainPoint, raw: memoryview) -> tuple[_Likeness, Header, memoryview, int] | None:
+    def _small(self, point: ChainPoint, raw: memoryview) -> tuple[Likeness, Header, memoryview, int] | None:
         """A small entry that looks like one before: its header and its batches. None: it does not.
 
         Raises:
             CorruptEntryError: its checksum does not fit.
         """
         size = raw.nbytes
-        if size > _SMALL_BYTES or size <= SEAL_BYTES:
+        if size > SMALL_BYTES or size <= SEAL_BYTES:
             return None
         likeness = self._likenesses.get(8 + _I32.unpack_from(raw, 4)[0])
         if likeness is None:
@@ -137,11 +143,11 @@ class EntryDecoder:
         return likeness, header, stream[start:end], count
 
     def _read_together(
-        self, likeness: _Likeness, parts: list[memoryview], group: list[tuple[int, Header, int, int]], found: list[Decoded]
+        self, likeness: Likeness, parts: list[memoryview], group: list[tuple[int, Header, int, int]], found: list[Decoded]
     ) -> None:
         if not group:
             return
-        joined = b"".join([likeness.schema_message, *parts, _END_OF_STREAM])
+        joined = b"".join([likeness.schema_message, *parts, END_OF_STREAM])
         try:
             reader = pa.ipc.open_stream(pa.py_buffer(joined))
             batches = iter(reader.iter_batches_with_custom_metadata())
@@ -179,12 +185,21 @@ def _batches(stream: memoryview, start: int) -> tuple[int, int]:
         count += 1
 
 
-def grouped(raws: Iterator[Raw], decoder: EntryDecoder, first: int, most: int) -> Iterator[Decoded]:
+Decoded_co = TypeVar("Decoded_co", covariant=True)
+
+
+class Decoder(Protocol[Decoded_co]):
+    def decode(self, raws: Sequence[Raw]) -> Sequence[Decoded_co]: ...
+
+
+def grouped(raws: Iterator[Raw], decoder: Decoder[Decoded_co], first: int, most: int, most_bytes: int) -> Iterator[Decoded_co]:
     """Decode a stream of objects, a few at first, then many at a time."""
-    size, group = first, list[Raw]()
+    size, group, held_bytes = first, list[Raw](), 0
     for raw in raws:
         group.append(raw)
-        if len(group) >= size:
+        if isinstance(raw[1], memoryview):
+            held_bytes += raw[1].nbytes
+        if len(group) >= size or held_bytes >= most_bytes:
             yield from decoder.decode(group)
-            group, size = [], min(most, size * 4)
+            group, size, held_bytes = [], min(most, size * 4), 0
     yield from decoder.decode(group)

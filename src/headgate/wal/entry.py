@@ -28,8 +28,8 @@ from headgate.errors import CorruptEntryError, InvalidInputError, UnsupportedFor
 
 ENTRY_FORMAT = 1
 SEAL_BYTES = 1024
-_TRAILER = struct.Struct("<QI4s")
-_MAGIC = b"HGW1"
+TRAILER = struct.Struct("<QI4s")
+TRAILER_MAGIC = b"HGW1"
 _P = b"headgate."
 _P_BYTES = len(_P)
 _SEAL_SCHEMA = pa.schema([])
@@ -210,10 +210,10 @@ def encode_seal(header: Header) -> memoryview:
 
 
 def _finish(view: memoryview, stream_bytes: int, least_bytes: int) -> memoryview:
-    length = max(stream_bytes, least_bytes - _TRAILER.size)
+    length = max(stream_bytes, least_bytes - TRAILER.size)
     view[stream_bytes:length] = bytes(length - stream_bytes)
-    view[length : length + _TRAILER.size] = _TRAILER.pack(length, zlib.crc32(view[:length]), _MAGIC)
-    return view[: length + _TRAILER.size]
+    view[length : length + TRAILER.size] = TRAILER.pack(length, zlib.crc32(view[:length]), TRAILER_MAGIC)
+    return view[: length + TRAILER.size]
 
 
 def decode_entry(data: memoryview, key: str, wal_id: str, shard: str, epoch: int, position: int) -> Entry:
@@ -245,8 +245,8 @@ def checked_stream(data: memoryview, key: str) -> memoryview:
     size = data.nbytes
     if size < SEAL_BYTES:
         raise CorruptEntryError(f"{key} is cut: {size} bytes", object=key)
-    length, checksum, magic = _TRAILER.unpack(data[size - _TRAILER.size :])
-    if magic != _MAGIC or length != size - _TRAILER.size:
+    length, checksum, magic = TRAILER.unpack(data[size - TRAILER.size :])
+    if magic != TRAILER_MAGIC or length != size - TRAILER.size:
         raise CorruptEntryError(f"{key} is damaged: its trailer does not fit its {size} bytes", object=key)
     stream = data[:length]
     if zlib.crc32(stream) != checksum:
@@ -279,6 +279,11 @@ def _read_puts(reader: pa.RecordBatchStreamReader) -> Iterator[Put]:
     for rows, custom in reader.iter_batches_with_custom_metadata():
         # The stream's schema carries the entry's header; the rows' need not.
         yield put_of(rows.replace_schema_metadata(None), custom)
+
+
+def is_plain_upsert(put: Put) -> bool:
+    """Does its batch say nothing but that it is an upsert?"""
+    return put.op == "upsert" and put.producer is None
 
 
 def put_of(rows: pa.RecordBatch, custom: pa.KeyValueMetadata | None) -> Put:

@@ -33,6 +33,7 @@ from headgate.failpoint import failpoint
 from headgate.manifest import ChainPoint, ShardManifest
 from headgate.manifest.model import Owner, ProducerMark, Segments, WalState
 from headgate.meters import CLAIM_SECONDS, WALK_SECONDS
+from headgate.wal.block import Entries
 from headgate.wal.entry import Entry, decode_entry
 from headgate.wal.log import ShardLog
 from headgate.wal.loss import evidence_of_loss
@@ -47,7 +48,7 @@ SURVEY_KEPT_BYTES = 64 << 20
 _RACES_BEFORE_BARRIER = 4
 _BARRIER_AHEAD = (64, 1024, 16384)
 
-Replay = Callable[[Entry], None]
+Replay = Callable[[Entry | Entries], None]
 Begin = Callable[[ShardManifest, "Walk"], None]
 
 
@@ -72,9 +73,11 @@ class Walk:
     epochs: set[int] = field(default_factory=set)
     producers: dict[str, ProducerMark] = field(default_factory=dict)
 
-    def pass_over(self, entry: Entry) -> None:
+    def pass_over(self, entry: Entry | Entries) -> None:
         self.epochs.add(entry.epoch)
-        if entry.is_seal:
+        if isinstance(entry, Entries):
+            self.point = entry.end
+        elif entry.is_seal:
             self.ends[entry.epoch] = entry.position
             self.point = self.point.past_seal()
         else:
@@ -90,7 +93,7 @@ class _Survey:
     wal: WalState
     """The WAL to write; another than the manifest's when the store is changed."""
     walk: Walk
-    kept: deque[Entry]
+    kept: deque[Entry | Entries]
     """The first data entries, as many as fit the budget, for the replay."""
     kept_through: ChainPoint
     """Where the kept ones end and reading must go on."""
@@ -109,7 +112,7 @@ def open_epoch(
     """Claim the shard, fence whoever held it, and replay what it left. Writes, and fences the incumbent.
 
     Args:
-        replay: called with each data entry from the cursor on, in order, after the claim. None: the
+        replay: called with each data entry from the cursor on, or with several, in order, after the claim. None: the
             rows are not wanted (WAL-only), and the walk starts at ``resume``.
         begin: called once, after the claim and before the first entry is replayed, with the claimed manifest
             and the walk: replayed rows may be flushed on the way, and whoever moves the cursor over the end
@@ -185,7 +188,7 @@ def survey_log(log: ShardLog, *, wanted: bool, keep_bytes: int = SURVEY_KEPT_BYT
         if not begun_anew and not _last_seen_stands(log, manifest, start):
             continue
         survey = _Survey(manifest, wal, Walk(start), deque(), start, begun_anew)
-        reader = ChainReader(log.space(manifest.but(wal=wal)), log.clock, eager=True)
+        reader = ChainReader(log.space(manifest.but(wal=wal)), log.clock, eager=True, blocks=True)
         try:
             if _read_to_tip(log, survey, reader, keep_bytes if wanted else 0):
                 return survey
@@ -244,7 +247,7 @@ def _read_to_tip(log: ShardLog, survey: _Survey, reader: ChainReader, keep_bytes
     """False: the log moved on under us, begin again."""
     manifest, walk, kept_bytes = survey.manifest, survey.walk, 0
     while True:
-        entry = reader.read(walk.point)
+        entry = reader.read_on(walk.point)
         if entry is None:
             # Read the name again, then the manifest: only a name missing in an unmoved log is lost.
             loss = evidence_of_loss(log.space(manifest.but(wal=survey.wal)), manifest, walk.point)
@@ -315,15 +318,17 @@ def seal_walk(log: ShardLog, claimed: ShardManifest, survey: _Survey, replay: Re
             entry = survey.kept.popleft()
             if entry.position >= start.position:
                 replay(entry)
+            elif isinstance(entry, Entries) and entry.end.position > start.position:
+                replay(entry.since(start.position))
         walk.point = survey.kept_through
     if walk.point.position < start.position:
         walk.point = start
     races, sealed = 0, False
     settled: set[int] = set()
-    reader = ChainReader(space, log.clock, eager=True)
+    reader = ChainReader(space, log.clock, eager=True, blocks=True)
     try:
         while walk.point.epoch < me:
-            found = reader.read(walk.point)
+            found = reader.read_on(walk.point)
             if found is None:
                 if not sealed:
                     check_not_lost(log, claimed, reader, walk.point)
@@ -344,11 +349,11 @@ def seal_walk(log: ShardLog, claimed: ShardManifest, survey: _Survey, replay: Re
                     continue
                 found = decode_entry(occupant, space.key(*walk.point), space.wal_id, space.shard, *walk.point)
             entry = found
-            if entry.is_seal and entry.header.by_epoch > me:
+            if not isinstance(entry, Entries) and entry.is_seal and entry.header.by_epoch > me:
                 raise _fenced(log, me, entry.header.by_epoch)
             if not entry.is_seal and (reader.listed_through is None or walk.point > reader.listed_through):
-                races += 1
-                if races == _RACES_BEFORE_BARRIER:
+                before, races = races, races + (len(entry) if isinstance(entry, Entries) else 1)
+                if before < _RACES_BEFORE_BARRIER <= races:
                     _put_barrier(log, space, walk.point, me, writer_id)
             walk.pass_over(entry)
             if replay is not None and not entry.is_seal:

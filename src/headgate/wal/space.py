@@ -56,6 +56,22 @@ class WalSpace:
             if point is not None:
                 yield point, info
 
+    def names_from(self, epoch: int, position: int = 0) -> list[tuple[ChainPoint, str]]:
+        """The names alone: all entries from a name on, by epoch, then position."""
+        before = f"{self.epoch_folder(epoch)}{position - 1:020d}.arrow" if position > 0 else self.epoch_folder(epoch)
+        found: list[tuple[ChainPoint, str]] = []
+        cut, folder = len(self.folder) + 11, ""
+        for key in self.store.keys(self.folder, start_after=before):
+            if key[:cut] != folder:
+                point = self.point_of(key)
+                if point is None:
+                    continue
+                folder, epoch = key[:cut], point.epoch
+            number = key[cut:-6]
+            if len(number) == 20 and number.isdecimal() and number.isascii() and key.endswith(".arrow"):
+                found.append((ChainPoint(epoch, int(number)), key))
+        return found
+
     def list_epoch(self, epoch: int, position: int = 0) -> Iterator[tuple[ChainPoint, ObjectInfo]]:
         """The entries of one epoch from a position on."""
         folder = self.epoch_folder(epoch)
