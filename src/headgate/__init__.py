@@ -6,6 +6,7 @@ from headgate.change_batches import ChangeBatches, ChangePart
 from headgate.changes import Changes
 from headgate.checkpoint import Checkpoint
 from headgate.compact import CompactionReport
+from headgate.compact_ranges import ShardCompaction, WrittenRange
 from headgate.config import ShardWriterConfig
 from headgate.consumer import Consumer, ConsumerPlace, OpenConsumer
 from headgate.errors import (
@@ -98,6 +99,7 @@ __all__ = [
     "Scan",
     "SchemaMismatchError",
     "Shard",
+    "ShardCompaction",
     "ShardStatus",
     "ShardWriter",
     "ShardWriterConfig",
@@ -121,6 +123,7 @@ __all__ = [
     "WalTailer",
     "WalTruncatedError",
     "WriterPoisonedError",
+    "WrittenRange",
     "bucket",
     "clone",
     "create_table",

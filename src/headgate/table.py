@@ -7,7 +7,7 @@ columns means (life), how rows are read (query).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -15,12 +15,13 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from headgate.bulk import MEMORY_BYTES as LOAD_MEMORY_BYTES
-from headgate.bulk import BadRows, BulkLoad, LoadReport, begin_load
+from headgate.bulk import BadRows, BulkLoad, LoadReport, begin_load, shard_ids
 from headgate.change_batches import PIN_SECONDS, ChangeBatches, ChangePart, HasShards, read_part
 from headgate.changes import COMMIT_SECONDS, POLL_SECONDS, Changes, StartOfChanges, parse_start
 from headgate.checkpoint import Checkpoint, check_lease, listed, pin, refresh_pin, resolved, unpin
 from headgate.clock import SYSTEM_CLOCK, map_ordered
 from headgate.compact import CompactionReport, Progress, compact_shard
+from headgate.compact_ranges import RANGE_ROWS, ShardCompaction, plan_compaction
 from headgate.config import Duration, ShardWriterConfig
 from headgate.consumer import Consumer, OpenConsumer, check_consumer_name, drop_all, listed_consumers, pin_snapshot
 from headgate.errors import AlreadyExistsError, InvalidInputError, NotFoundError, SchemaMismatchError
@@ -58,6 +59,9 @@ from headgate.watch import SchemaWatch
 from headgate.writer import Freshness, live_view
 
 _VIEWS_AT_ONCE = 16
+
+RunOnShards = Callable[[Callable[[str], Any], Sequence[str]], Sequence[Any]]
+"""Does some work for each of these shards, and gives what came of it, in order. What it gets pickles."""
 
 
 class Table:
@@ -153,18 +157,20 @@ class Table:
         self.refresh()
         return [run for shard in self.shards for run in shard_runs(shard.log, self.uri)]
 
-    def verify(self, deep: bool = False, progress: RepairProgress | None = None) -> VerifyReport:
+    def verify(self, deep: bool = False, progress: RepairProgress | None = None, *, run: RunOnShards | None = None) -> VerifyReport:
         """Walk every shard's log, look at every run, and say what is wrong where. Writes nothing.
 
         Args:
             deep: read every entry that is left and every row of every run, too, and compare the two.
             progress: called with a shard and what is being looked at.
+            run: has the work done, shard by shard, wherever; None: here, one after the other.
         """
-        self.refresh()
-        columnar, rules, store = self._places.columnar(), self._watch.rules, self._places.table_store()
-        return VerifyReport.of(
-            [verify_shard(s.log, deep=deep, columnar=columnar, rules=rules, store=store, progress=progress) for s in self.shards]
-        )
+        work = partial(self._verify_one, deep=deep, progress=progress)
+        return VerifyReport.of((run or _here)(work, [shard.id for shard in self.refresh().shards]))
+
+    def _verify_one(self, shard: str, deep: bool, progress: RepairProgress | None) -> VerifyReport:
+        columnar, store = self._places.columnar(), self._places.table_store()
+        return verify_shard(self.shard(shard).log, deep=deep, columnar=columnar, rules=self._watch.rules, store=store, progress=progress)
 
     def repair(self, dry_run: bool = True, progress: RepairProgress | None = None) -> RepairReport:
         """Say what is broken, what would be done about it and what that gives up; with ``dry_run=False`` do it.
@@ -550,6 +556,10 @@ class Table:
         """
         return begin_load(self._places, self._watch, app, version, query, on_bad_rows, check_lease(None, lease), max_memory, often)
 
+    def shard_ids(self, rows: pa.RecordBatch) -> pa.DictionaryArray:
+        """The shard of each row, of which only the column that the table is sharded by is needed: for those who sort rows out first."""
+        return shard_ids(self.sharding, rows)
+
     def load(
         self, data: Any, op: Op = "upsert", *, app: str | None = None, version: int | None = None, on_bad_rows: BadRows = "fail"
     ) -> LoadReport:
@@ -597,7 +607,24 @@ class Table:
         ]
         return CompactionReport.of(parts, clock.monotonic() - start)
 
-    def gc(self, dry_run: bool = True, min_age: Duration = 3600.0, *, sweep: bool = False) -> GcReport:
+    def plan_compaction(
+        self, shard: str, *, max_memory: int = 1 << 30, full: bool = False, range_rows: int = RANGE_ROWS
+    ) -> ShardCompaction | None:
+        """Begin a compaction of one shard that many processes carry out, each with some ranges of keys. None: nothing to gain.
+
+        Args:
+            max_memory: bytes that each may hold, about.
+            range_rows: about how many rows a range has.
+        """
+        for name, value in (("max_memory", max_memory), ("range_rows", range_rows)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidInputError(f"{name} is {value!r}", hint="a whole number, 1 or more")
+        latest = partial(self._watch.latest, force=True)
+        return plan_compaction(self.shard(shard), latest, max_memory=max_memory, full=full, range_rows=range_rows)
+
+    def gc(
+        self, dry_run: bool = True, min_age: Duration = 3600.0, *, sweep: bool = False, run: RunOnShards | None = None
+    ) -> GcReport:
         """Delete what nothing needs any more: log entries, replaced runs, files of attempts that died, old manifests.
 
         Safe at any moment, beside anything, however often it is interrupted, also with ``min_age=0``.
@@ -606,20 +633,24 @@ class Table:
             dry_run: only say what would be deleted.
             min_age: for the comfort of readers that began before: leave alone what became garbage within it.
             sweep: look everywhere for what stalled writers left behind, not only where something new may be.
+            run: has the work done, shard by shard, wherever; None: here, one after the other.
         """
         seconds = check_lease(None, min_age) if min_age else 0.0
         self.refresh()
         store = self._places.table_store()
         transactions = Transactions(store, self._places.clock, lambda shard: self.shard(shard).log)
-        shards = [shard.id for shard in self.shards]
-        intents, apps_open = collect_intents(transactions, shards, dry_run=dry_run, min_age=seconds or 0.0)
-        parts = [
-            collect_shard(shard.log, store, dry_run=dry_run, min_age=seconds or 0.0, sweep=sweep, apps_open=apps_open)
-            for shard in self.shards
-        ]
+        intents, apps_over = collect_intents(
+            transactions, lambda: [shard.id for shard in self.refresh().shards], dry_run=dry_run, min_age=seconds or 0.0
+        )
+        work = partial(self._collect_one, dry_run=dry_run, min_age=seconds or 0.0, sweep=sweep, apps_over=frozenset(apps_over))
+        parts = (run or _here)(work, [shard.id for shard in self.shards])
         if not dry_run and self._manifest.parent is not None:
             let_go(self._watch, self._places)  # compaction may have rewritten the last of the parent's files
         return GcReport.of([intents, *parts], dry_run=dry_run)
+
+    def _collect_one(self, shard: str, dry_run: bool, min_age: float, sweep: bool, apps_over: Container[str]) -> GcReport:
+        store = self._places.table_store()
+        return collect_shard(self.shard(shard).log, store, dry_run=dry_run, min_age=min_age, sweep=sweep, apps_over=apps_over)
 
     def checkpoint(self, name: str | None = None, scope: Literal["durable"] = "durable", ttl: Duration | None = None) -> Checkpoint:
         """Pin what is durable now, in every shard; read it with ``at=``. Each shard is pinned at its own moment.
@@ -748,6 +779,10 @@ class Table:
 
     def __repr__(self) -> str:
         return f"Table({self.uri!r}, key={list(self.key)}, shards={len(self._manifest.shards)})"
+
+
+def _here(work: Callable[[str], Any], shards: Sequence[str]) -> list[Any]:
+    return [work(shard) for shard in shards]
 
 
 def _rows(found: pa.Table) -> int:

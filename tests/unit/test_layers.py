@@ -37,7 +37,7 @@ ORDER = [
     "flush",
     "writer",
     "shard",
-    ("new_shards", "table_ack", "snapshot", "changes", "bulk_files"),
+    ("new_shards", "table_ack", "snapshot", "changes", "bulk_files", "compact_ranges"),
     "change_batches",
     "bulk",
     "table_writer",
