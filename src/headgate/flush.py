@@ -25,12 +25,14 @@ moved on. It must bring along the ends of the epochs that its cursor passes.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
 from headgate.clock import Thread
 from headgate.columnar import Columnar
+from headgate.compact import pick
 from headgate.config import ShardWriterConfig
 from headgate.errors import (
     ClosedError,
@@ -63,6 +65,9 @@ _TRIES = RetryPolicy(retries=7, base_delay=0.1, max_delay=10.0)
 _FINAL = (FencedError, ClosedError, StoreSyncError, DataLossError, WriterPoisonedError)
 
 
+_GENERATION = re.compile(r"g\d{10}-")
+
+
 class _LoadInside(Exception):
     """A load stands among the entries of the MemTable that was to be committed as one run."""
 
@@ -91,6 +96,9 @@ class Generations:
         self._epoch = 0
         self._generation = 1
         self._place = (log.manifests.place, log.shard)
+        self._stalled = False
+        self.on_stalled: Callable[[], None] | None = None
+        """Called under the lock when a put waits for a compaction."""
         self._flushed_count = self._failures = self._copied_bytes = 0
         self._replayed_entries = self._replayed_rows = 0
         self._schema: pa.Schema | None = None
@@ -103,6 +111,7 @@ class Generations:
         """The shard is claimed; entries from its cursor on will be replayed."""
         self._epoch, self._walk, self._generation = claimed.epoch, walk, claimed.next_generation
         self._tables = (MemTable(claimed.cursor),)
+        self.recount(claimed)
 
     def replay(self, entry: Entry | Entries) -> None:
         """Take an entry of the log back, or several. Outgrown MemTables are flushed at once, so any log opens in bounded memory."""
@@ -211,11 +220,30 @@ class Generations:
             crowded = len(self._tables) - 1 > self._config.max_pending_generations
             # What is being flushed counts thrice: its rows, the sorted copy of them, and what the files' writer makes of that.
             held = sum(memtable.bytes for memtable in self._tables) + self._copied_bytes
-            self._pipeline.retain(held, crowded=crowded)
+            self._pipeline.retain(held, crowded=crowded, stalled=self._stalled)
+
+    @property
+    def stalled(self) -> bool:
+        """Do puts wait for a compaction?"""
+        return self._stalled
+
+    def recount(self, manifest: ShardManifest) -> None:
+        """Too many generations that nobody compacts, although it would pay, make puts wait: reads would merge ever more (C05)."""
+        pending = sum(_GENERATION.match(run.id) is not None for run in manifest.runs)
+        too_many = pending > self._config.max_pending_generations
+        with self.lock:
+            before, self._stalled = self._stalled, too_many and pick(manifest.runs, manifest.cursor.position, full=False) is not None
+            if self._stalled and not before:
+                logger.warning("shard %s: puts wait, %d generations are to be compacted", self._log.shard, pending)
+            if self._stalled != before:
+                self._account()
 
     def make_room(self) -> None:
         """Under the lock, for a put that finds none: if nothing is on its way out, see that something is (M02)."""
-        if len(self._tables) == 1:
+        if self._stalled:
+            if self.on_stalled is not None:
+                self.on_stalled()
+        elif len(self._tables) == 1:
             self.freeze()
         else:
             self._call()
@@ -377,8 +405,9 @@ class Generations:
             if self._pipeline is not None:
                 self._check()
             producers = dict(self._producers())
-        log.manifests.commit(lambda manifest: self._with_run(manifest, memtable, record, generation, producers))
+        committed = log.manifests.commit(lambda manifest: self._with_run(manifest, memtable, record, generation, producers))
         failpoint("flush.committed")
+        self.recount(committed)
         self._generation = generation + 1
         FLUSH_SECONDS.observe(self._clock.monotonic() - started, *self._place)
         FLUSH_ROWS.add(part.rows, *self._place)

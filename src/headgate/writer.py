@@ -149,6 +149,7 @@ class ShardWriter:
         self._first_rules, self._watch, self._columnar = rules, watch, columnar
         self._compactor: Thread | None = None
         self._compacted_at = 0
+        self._has_compaction_failed = False
         self._log, self._config, self._clock, self._quarantine = log, config, log.clock, quarantine
         policy = RetryPolicy(retries=config.max_wal_persist_retries, base_delay=config.wal_persist_retry_base_delay)
         self._generations: Generations | None = None
@@ -187,6 +188,7 @@ class ShardWriter:
                 config, lambda: watch.manifest.indexes if watch is not None else (), lambda: self.rules, self._clock, log.shard
             )
             generations.start(claim, self._pipeline, lambda: self._marks, self._index)
+            generations.on_stalled = self._compact_now
 
         self._recorded = claim.first.position  # everything before it is in the manifest as seen
         self._keeper_lock = self._clock.lock()
@@ -670,14 +672,32 @@ class ShardWriter:
 
     def _compact_if_wanted(self) -> None:
         """``auto_compact``: one compaction at a time, in a thread of its own, whenever there is something to gain."""
+        generations = self._generations
+        assert generations is not None, "only writers with a MemTable make generations"
+        if generations.stalled:
+            self._recount()  # somebody else may have compacted
+            self._has_compaction_failed = False
+            if generations.stalled:
+                self._compact_now()
+            return
+        flushed = generations.stats().flushed
+        if self._config.auto_compact and flushed != self._compacted_at and self._compact_now():
+            self._compacted_at = flushed
+
+    def _compact_now(self) -> bool:
+        """Also when puts wait for it, whoever was to compact (C05). After a failure only the next tick tries again."""
         columnar, compactor = self._columnar, self._compactor
-        if not self._config.auto_compact or columnar is None or (compactor is not None and compactor.is_alive()):
-            return
-        flushed = self._generations.stats().flushed if self._generations is not None else 0
-        if flushed == self._compacted_at:
-            return
-        self._compacted_at = flushed
+        if columnar is None or self._closed or self._has_compaction_failed or (compactor is not None and compactor.is_alive()):
+            return False
         self._compactor = self._clock.spawn(lambda: self._compact(columnar), name=f"headgate-compact-{self.shard}")
+        return True
+
+    def _recount(self) -> None:
+        assert self._generations is not None, "only writers with a MemTable make generations"
+        try:
+            self._generations.recount(self._log.manifests.load())
+        except HeadgateError as error:  # the next tick looks again
+            logger.debug("shard %s: its manifest could not be read: %s", self.shard, error.message)
 
     def _compact(self, columnar: Columnar) -> None:
         columnar = copy(columnar)  # what it writes is large and stays, unlike what is flushed
@@ -689,7 +709,9 @@ class ShardWriter:
         except ClosedError:
             return
         except Exception as error:  # a thread's end, and it is a convenience: the next one makes up for it
-            logger.warning("shard %s: compaction failed, trying again after the next flush: %s", self.shard, error)
+            self._has_compaction_failed = True
+            logger.warning("shard %s: compaction failed, trying again later: %s", self.shard, error)
+        self._recount()
 
     def _stop_if_closed(self, shard: str, done: int, total: int) -> None:
         if self._closed or self._pipeline.failure is not None:

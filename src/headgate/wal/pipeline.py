@@ -139,7 +139,7 @@ class Pipeline:
         self._flying_bytes = 0
         self._retained_bytes = 0  # acknowledged, and still held
         self._reserved_bytes = 0  # promised to puts that will come
-        self._crowded = False
+        self._crowded = self._stalled = False
         self.before_persist: Callable[[], None] | None = None
         """Called, without the lock, before an entry is sent, while it is set."""
         self._accepted = self._departed = 0  # puts; those between the two are in the queue
@@ -241,16 +241,19 @@ class Pipeline:
         ack._wake()
         return ack
 
-    def retain(self, held_bytes: int, *, crowded: bool = False) -> None:
-        """Under the lock: so much is still held after it was acknowledged. ``crowded``: no put fits, whatever its size."""
-        self._retained_bytes, self._crowded = held_bytes, crowded
+    def retain(self, held_bytes: int, *, crowded: bool = False, stalled: bool = False) -> None:
+        """Under the lock: so much is still held after it was acknowledged. ``crowded``: no put fits, unless it stands alone.
+
+        ``stalled``: none fits at all, until somebody has compacted.
+        """
+        self._retained_bytes, self._crowded, self._stalled = held_bytes, crowded, stalled
         if self._waiting_room:
             self._room.notify_all()
 
     def _has_room(self, size: int) -> bool:
         """Does a put fit? What is under way counts twice: its rows, and the bytes they were encoded to. A put alone always fits."""
         held = self._unacknowledged_bytes + self._flying_bytes + self._retained_bytes + self._reserved_bytes
-        return held == 0 or (not self._crowded and held + size <= self._max_unacknowledged_bytes)
+        return not self._stalled and (held == 0 or (not self._crowded and held + size <= self._max_unacknowledged_bytes))
 
     def _wait_for_room(self, size: int, timeout: float | None) -> None:
         """Block until the put fits, or stands alone. A fence, a poison or a close wakes it (M03)."""
@@ -262,6 +265,11 @@ class Pipeline:
                 left = None if timeout is None else start + timeout - self._clock.monotonic()
                 if left is not None and left <= 0:
                     self._counts.timeouts += 1
+                    if self._stalled:
+                        raise BackpressureTimeoutError(
+                            f"shard {self._shard}: too many generations wait to be compacted; no room within {timeout} s, nothing was accepted",
+                            hint="compact the table, or raise max_pending_generations; the writer's log says why its own compaction fails",
+                        )
                     raise BackpressureTimeoutError(
                         f"shard {self._shard}: {self.held_bytes} bytes wait to become durable or to be flushed, and the limit is "
                         f"{self._max_unacknowledged_bytes}; no room within {timeout} s, nothing was accepted",
