@@ -22,7 +22,7 @@ import pyarrow.types as types
 
 from headgate.clock import map_ordered
 from headgate.errors import DataLossError, InvalidInputError, ObjectMissingError, SnapshotExpiredError
-from headgate.query.ranges import count_rows, scan_offsets, scan_range, split_points
+from headgate.query.ranges import count_rows, cut_ranges, scan_offsets, scan_range
 from headgate.query.scan import chosen_columns
 from headgate.schema import RowRules
 from headgate.shard import Shard
@@ -47,6 +47,8 @@ class Part:
     high: bytes | None = None
     start: int = 0
     stop: int | None = None
+    bounds: tuple[tuple[int, int], ...] | None = None
+    """Where these keys are in each run."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,7 @@ class Snapshot:
         if not self.rules.key:
             bounds = [rows * at // count for at in range(count + 1)]
             return [Part(number, start=start, stop=stop) for start, stop in pairwise(bounds) if start < stop]
-        points = split_points(view, count)
-        cuts = [None, *(points.slice(at, 1).serialize().to_pybytes() for at in range(points.num_rows)), None]
-        return [Part(number, low, high) for low, high in pairwise(cuts)]
+        return [Part(number, _sent(cut.low), _sent(cut.high), bounds=cut.bounds) for cut in cut_ranges(view, count)]
 
     def read(self, part: Part, columns: Sequence[str] | None = None, filter: str | None = None) -> Iterator[pa.RecordBatch]:
         """The rows of a part that count, then those of them that match the filter.
@@ -124,7 +124,7 @@ class Snapshot:
         view = self._view(part.shard)
         if self.rules.key:
             low, high = (self._bound(bound) for bound in (part.low, part.high))
-            rows = scan_range(view, columns, low, high, filter=filter)
+            rows = scan_range(view, columns, low, high, filter=filter, bounds=part.bounds)
         else:
             rows = scan_offsets(view, columns, part.start, part.stop, filter=filter)
         while (batch := self._expecting(part.shard, lambda: next(rows, None))) is not None:
@@ -158,6 +158,10 @@ class Snapshot:
                     f"{error.object} is missing, and checkpoint {self.checkpoint!r} of shard {shard.id} holds it", object=error.object
                 ) from error
             raise SnapshotExpiredError(f"{error.object} was collected before it was read", hint=_HINT) from error
+
+
+def _sent(bound: pa.RecordBatch | None) -> bytes | None:
+    return None if bound is None else bytes(bound.serialize())
 
 
 def unpinned(shards: Sequence[Shard]) -> tuple[State, ...]:

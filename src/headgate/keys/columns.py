@@ -126,6 +126,8 @@ class ColumnKeys(Keys):
             packing = _Packing([low for low, _ in both], [high for _, high in both])
             if packing.fits:
                 return np.searchsorted(packing.pack(self.columns), packing.pack(others.columns))
+        if len(others) < _FEW:
+            return np.array([self._position([column[at] for column in others.columns]) for at in range(len(others))], np.int64)
         low, high = np.zeros(len(others), np.int64), np.full(len(others), len(self), np.int64)
         for _ in range(len(self).bit_length()):
             middle = (low + high) // 2
@@ -133,6 +135,21 @@ class ColumnKeys(Keys):
             less = _less([column[inside] for column in self.columns], others.columns) & (low < high)
             low, high = np.where(less, middle + 1, low), np.where(less, high, middle)
         return low
+
+    def _position(self, key: Sequence[np.int64]) -> int:
+        """How many of these, which ascend, are less than one key."""
+        low, high = 0, len(self)
+        for column, value in zip(self.columns, key, strict=True):
+            part = column[low:high]
+            low, high = low + int(np.searchsorted(part, value)), low + int(np.searchsorted(part, value, "right"))
+        return low
+
+    def overlap(self, others: Keys) -> Offsets:
+        if not len(self) or not len(others):
+            return np.zeros(0, np.int64)
+        ends = self.take(np.array([0, len(self) - 1]))
+        first, last = others.positions(ends)
+        return super().overlap(others.part(int(first), int(last) + 1))
 
     def find(self, others: Keys) -> Offsets:
         assert isinstance(others, ColumnKeys)

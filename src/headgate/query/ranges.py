@@ -2,9 +2,12 @@
 
 Owns: cutting a view into ranges, and merging one of them. Does not own: whole scans (scan).
 
-A range is read from each source alone: where it begins is found by a few keys, and only its own
-keys are compared. So a worker reads about its share of the files, and needs to know nothing of the
+A range is read from each source alone: where it begins is found by a few keys, by whoever cuts, and only
+its own keys are compared. So a worker reads about its share of the files, and needs to know nothing of the
 others. Ranges are given by rows of the key's columns: ``lo`` belongs to the range, ``hi`` does not.
+
+The oldest source of a range, most often the largest by far, hides nothing. So its keys are not gathered:
+they come with its rows, batch by batch, and are looked for among those of the newer ones.
 """
 
 from __future__ import annotations
@@ -16,18 +19,20 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
+from headgate.columnar.base import rows_without_columns
 from headgate.columnar.expression import Filter
 from headgate.errors import InvalidInputError
 from headgate.keys import KeyOrder, Keys, Offsets
 from headgate.query.mask import Mask
 from headgate.query.memory import FreshRows
 from headgate.query.run_index import RunIndex
-from headgate.query.scan import chosen_columns, exactly, limited, result_schema, visible_rows
+from headgate.query.scan import chosen_columns, counting_rows, exactly, limited, result_schema, visible_rows
 from headgate.query.shadow import shadowed
 from headgate.query.sources import RunSource, Source, in_memory, runs_of, sources_of
+from headgate.schema import RowRules
 from headgate.view import ReadView
 
-_SAMPLES = 64
+_SAMPLES = 16
 _PART_ROWS = 1 << 21
 _PARTS_MAX = 1 << 16
 _TAKE_ROWS = 1 << 16
@@ -83,6 +88,27 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
+@dataclass(frozen=True)
+class KeyRange:
+    """Keys from ``low`` up to, not including, ``high``, and where they are in each run: from and up to which offset."""
+
+    low: pa.RecordBatch | None
+    high: pa.RecordBatch | None
+    bounds: tuple[tuple[int, int], ...]
+
+
+def cut_ranges(view: ReadView, n: int) -> list[KeyRange]:
+    """A view in about ``n`` ranges of about as many rows; together they are all of it."""
+    points = split_points(view, n)
+    keys = _order(view).of(points)
+    found = [[0, *map(int, index.lower_bounds(keys)), index.rows] for index in runs_of(view).indexes.values()]
+    cuts = [None, *(points.take(pa.array([at], pa.int64())) for at in range(points.num_rows)), None]
+    return [
+        KeyRange(low, high, tuple((offsets[at], max(offsets[at], offsets[at + 1])) for offsets in found))
+        for at, (low, high) in enumerate(pairwise(cuts))
+    ]
+
+
 def scan_range(
     view: ReadView,
     columns: Sequence[str] | None = None,
@@ -91,8 +117,12 @@ def scan_range(
     *,
     filter: str | None = None,
     limit: int | None = None,
+    bounds: Sequence[tuple[int, int]] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows that count with keys from ``lo`` up to, not including, ``hi``; each one row of the key's columns, or None: no bound.
+
+    Args:
+        bounds: where that is in each run, if it is known (``cut_ranges``); else it is looked for.
 
     Raises:
         ObjectMissingError: a run was collected meanwhile; take a new view.
@@ -105,10 +135,9 @@ def scan_range(
     indexes, memory = list(runs_of(view).indexes.values()), in_memory(view)
 
     def read() -> Iterator[pa.RecordBatch]:
-        for part in _parts(indexes, low, high):
-            for source in _merged(view, indexes, memory, part):
-                for rows in visible_rows(source, chosen, condition):
-                    yield exactly(rows, schema)
+        for part in _parts(indexes, low, high, bounds):
+            for rows in _merged(view, order, indexes, memory, part, chosen, condition):
+                yield exactly(rows, schema)
 
     return limited(read(), limit)
 
@@ -164,10 +193,14 @@ class _Range:
         self.bounds, self.low, self.high = bounds, low, high
 
 
-def _parts(indexes: Sequence[RunIndex], low: Keys | None, high: Keys | None) -> Iterator[_Range]:
+def _parts(indexes: Sequence[RunIndex], low: Keys | None, high: Keys | None, bounds: Sequence[tuple[int, int]] | None) -> Iterator[_Range]:
     """The range in parts, of which each has few enough keys to hold."""
-    starts = [0 if low is None else index.lower_bound(low) for index in indexes]
-    stops = [index.rows if high is None else index.lower_bound(high) for index in indexes]
+    if bounds is None:
+        starts = [0 if low is None else index.lower_bound(low) for index in indexes]
+        stops = [index.rows if high is None else index.lower_bound(high) for index in indexes]
+    else:
+        assert len(bounds) == len(indexes), "bounds of another view"
+        starts, stops = [start for start, _ in bounds], [stop for _, stop in bounds]
     sizes = [max(0, stop - start) for start, stop in zip(starts, stops, strict=True)]
     count = min(_PARTS_MAX, 1 + sum(sizes) // _PART_ROWS)
     largest = int(np.argmax(sizes)) if sizes else 0
@@ -182,21 +215,71 @@ def _parts(indexes: Sequence[RunIndex], low: Keys | None, high: Keys | None) -> 
         yield _Range([(a, max(a, b)) for a, b in zip(begins, starts, strict=True)], first, last)
 
 
-def _merged(view: ReadView, indexes: Sequence[RunIndex], memory: Sequence[FreshRows], part: _Range) -> Iterator[Source]:
-    """The sources of a range, with the rows that count within it."""
-    fresh = [rows.between(part.low, part.high) for rows in memory]
-    pieces = [index.between(*bounds) for index, bounds in zip(indexes, part.bounds, strict=True)] + [keys for keys, _ in fresh]
-    hidden = shadowed(pieces)
-    for number, (index, (start, stop)) in enumerate(zip(indexes, part.bounds, strict=True)):
-        if start < stop:
-            deleted = index.deleted_between(start, stop)
-            mask = Mask(stop - start) if deleted is None else deleted.opposite()
-            yield _PartOfSource(RunSource(index.run, view.rules, mask), start, stop, mask.hiding(hidden[number]))
-    for number, (rows, (_, offsets)) in enumerate(zip(memory, fresh, strict=True), len(indexes)):
-        newest = np.ones(len(offsets), np.bool_)
-        newest[hidden[number]] = False
-        chosen = offsets[newest]
-        yield _RowsOfMemory(rows, np.sort(chosen[rows.mask.at(chosen)]))
+def _merged(
+    view: ReadView,
+    order: KeyOrder,
+    indexes: Sequence[RunIndex],
+    memory: Sequence[FreshRows],
+    part: _Range,
+    columns: Sequence[str],
+    condition: Filter | None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a range that count and match, source by source."""
+    runs = [(index, start, stop) for index, (start, stop) in zip(indexes, part.bounds, strict=True) if start < stop]
+    fresh = [(rows, *rows.between(part.low, part.high)) for rows in memory]
+    newer = [index.between(start, stop) for index, start, stop in runs[1:]] + [keys for _, keys, _ in fresh if len(keys)]
+    hidden = shadowed(newer)
+    if runs:
+        yield from _oldest(view.rules, order, *runs[0], newer, columns, condition)
+    for number, (index, start, stop) in enumerate(runs[1:]):
+        deleted = index.deleted_between(start, stop)
+        mask = Mask(stop - start) if deleted is None else deleted.opposite()
+        source = _PartOfSource(RunSource(index.run, view.rules, mask), start, stop, mask.hiding(hidden[number]))
+        yield from visible_rows(source, columns, condition)
+    number = len(runs[1:])
+    for rows, keys, offsets in fresh:
+        if len(keys):
+            newest = np.ones(len(offsets), np.bool_)
+            newest[hidden[number]] = False
+            number += 1
+            chosen = offsets[newest]
+            yield from visible_rows(_RowsOfMemory(rows, np.sort(chosen[rows.mask.at(chosen)])), columns, condition)
+
+
+def _oldest(
+    rules: RowRules,
+    order: KeyOrder,
+    index: RunIndex,
+    start: int,
+    stop: int,
+    newer: Sequence[Keys],
+    columns: Sequence[str],
+    condition: Filter | None,
+) -> Iterator[pa.RecordBatch]:
+    """Some rows of the oldest run that follow each other, without those whose keys newer sources have."""
+    deleted = index.deleted_between(start, stop)
+    mask = Mask(stop - start) if deleted is None else deleted.opposite()
+    source = RunSource(index.run, rules, mask)
+    newer = [keys for keys in newer if len(keys)]
+    if not newer:
+        yield from visible_rows(_PartOfSource(source, start, stop, mask), columns, condition)
+        return
+    together = newer[0] if len(newer) == 1 else newer[0].joined(*newer[1:])
+    newest = together.newest()
+    together = together if newest is None else together.take(newest)
+    wanted = list(dict.fromkeys([*columns, *(condition.columns if condition else ())]))
+    read, at = list(dict.fromkeys([*wanted, *order.names])), 0
+    for rows in source.scan(read, start=start, stop=stop):
+        part = mask.part(at, rows.num_rows)
+        at += rows.num_rows
+        found = order.of(rows).overlap(together)
+        if len(found):
+            counts = np.ones(rows.num_rows, np.bool_) if part is None else np.asarray(part.to_numpy(zero_copy_only=False)).copy()
+            counts[found] = False
+            part = Mask.of(counts).bits
+        kept = counting_rows(rows.select(wanted) if wanted else rows_without_columns(rows.num_rows), part, columns, condition)
+        if kept is not None:
+            yield kept
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ _FEW_READS = 8
 _READ_COST_ROWS = 200_000  # a read of one block takes about as long as so many rows of a scan
 _KEY_BYTES_LEAST = 8  # what any key takes in memory, at least
 _PROBES = 64
+_PROBES_EACH = 8
+_LOADED_ROWS, _LOADED_BYTES = 1 << 20, 64 << 20
 
 
 class RunIndex:
@@ -174,6 +176,22 @@ class RunIndex:
             high = int(probes[less]) if less < len(probes) else high
             low = int(probes[less - 1]) + 1 if less else low
         return low + int(self.between(low, high).positions(key)[0])
+
+    def lower_bounds(self, keys: Keys) -> Offsets:
+        """The same for many keys, which ascend: all of them are looked for at once, in rounds of few rows each."""
+        if self.keys is None and self.rows <= _LOADED_ROWS:
+            self.load(_LOADED_BYTES)
+        if self.keys is not None or not len(keys):
+            return (self._order.none() if self.keys is None else self.keys).positions(keys)
+        low, high = np.zeros(len(keys), np.int64), np.full(len(keys), self.rows, np.int64)
+        while (low < high).any():
+            steps = np.arange(1, _PROBES_EACH + 1)
+            probes = np.unique(low[:, None] + (high - low)[:, None] * steps // (_PROBES_EACH + 1))
+            probes = probes[probes < self.rows]
+            less = self.at(probes).positions(keys)
+            low = np.maximum(low, np.where(less > 0, probes[np.maximum(less - 1, 0)] + 1, 0))
+            high = np.minimum(high, np.where(less < len(probes), probes[np.minimum(less, len(probes) - 1)], self.rows))
+        return low
 
 
 def _last_not_above(sample: Keys, keys: Keys) -> Offsets:

@@ -172,18 +172,27 @@ def visible_rows(source: Source, columns: Sequence[str], filter: Filter | None) 
     for rows in source.scan(wanted):
         counting = source.mask.part(at, rows.num_rows)
         at += rows.num_rows
-        if counting is not None:
-            if not counting.true_count:
-                continue
-            rows = _only(rows, counting)
-        if filter is not None:
-            offsets = filter.matching(rows)
-            if not len(offsets):
-                continue
-            rows = rows.select(list(columns)) if columns else rows_without_columns(len(offsets))
-            if columns and len(offsets) < rows.num_rows:
-                rows = rows.take(pa.array(offsets))
-        yield rows
+        left = counting_rows(rows, counting, columns, filter)
+        if left is not None:
+            yield left
+
+
+def counting_rows(
+    rows: pa.RecordBatch, counting: pa.BooleanArray | None, columns: Sequence[str], filter: Filter | None
+) -> pa.RecordBatch | None:
+    """Those of some rows that count and match, with these columns; ``rows`` has them and the filter's. None: no row does."""
+    if counting is not None:
+        if not counting.true_count:
+            return None
+        rows = _only(rows, counting)
+    if filter is not None:
+        offsets = filter.matching(rows)
+        if not len(offsets):
+            return None
+        rows = rows.select(list(columns)) if columns else rows_without_columns(len(offsets))
+        if columns and len(offsets) < rows.num_rows:
+            rows = rows.take(pa.array(offsets))
+    return rows
 
 
 def limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
