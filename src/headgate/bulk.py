@@ -42,7 +42,7 @@ from headgate.quarantine import Quarantine
 from headgate.schema import RowRules
 from headgate.shard import Places
 from headgate.sharding import split_rows
-from headgate.transaction import ONCE, Transactions
+from headgate.transaction import ONCE, Transactions, attempt_owner
 from headgate.wal.entry import Op
 from headgate.wal.log import ShardLog
 from headgate.watch import SchemaWatch, open_watch
@@ -248,7 +248,7 @@ class BulkLoad:
         """Before the first file in a shard. What this process has seen registered is not looked up again."""
         known = self._rooms.registered
         if shard not in self.shards and (self.attempt, shard) not in known:
-            register(self._rooms.log(shard), self.attempt, "streams" if self.often else f"load of {self.app}", self.lease_seconds)
+            register(self._rooms.log(shard), self.attempt, "streams" if self.often else attempt_owner(self.app), self.lease_seconds)
             known.add((self.attempt, shard))
 
     def _each(self, act: Callable[[str], None]) -> None:
@@ -330,7 +330,7 @@ def begin_load(
         places, manifest.table_id, attempt, app, version, query, on_bad_rows, max_memory, shards=shards, lease_seconds=lease, often=often
     )
     log_of = load._rooms.log
-    list(map_ordered(places.clock, lambda s: register(log_of(s), attempt, f"load of {app}", lease), shards, parallel=_SHARDS_AT_ONCE))
+    list(map_ordered(places.clock, lambda s: register(log_of(s), attempt, attempt_owner(app), lease), shards, parallel=_SHARDS_AT_ONCE))
     return load
 
 

@@ -226,5 +226,10 @@ class Transactions:
         return list(map_ordered(self.clock, work, list(shards), parallel=_SHARDS_AT_ONCE))
 
 
+def attempt_owner(app: str) -> str:
+    """Whose attempts its files are written under."""
+    return f"load of {app}"
+
+
 def _folder(app: str) -> str:
     return f"txn/{quote(app, safe='')}/"

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -29,7 +29,7 @@ from headgate.failpoint import failpoint
 from headgate.manifest.model import HISTORY_VERSIONS_MAX, ShardManifest, TransactionMark
 from headgate.meters import GC_BYTES, GC_OBJECTS, GC_PASSES
 from headgate.store import ObjectInfo, Store
-from headgate.transaction import ONCE, Transactions
+from headgate.transaction import ONCE, Transactions, attempt_owner
 from headgate.wal.collect import collect_entries
 from headgate.wal.log import ShardLog
 
@@ -66,12 +66,12 @@ class GcReport:
 
 
 def collect_shard(
-    log: ShardLog, table_store: Store, *, dry_run: bool, min_age: float, sweep: bool = False, apps_open: Container[str] = ()
+    log: ShardLog, table_store: Store, *, dry_run: bool, min_age: float, sweep: bool = False, apps_over: Container[str] = ()
 ) -> GcReport:
     """Collect one shard. Safe at any moment, beside anything, however often it is interrupted.
 
     Args:
-        apps_open: applications with intents that may not be carried out yet; their marks stay.
+        apps_over: applications whose one transaction was carried out everywhere; their marks go.
     """
     now = log.clock.now()
     folder = f"shards/{log.shard}-{log.table_id}/runs/"
@@ -91,7 +91,7 @@ def collect_shard(
             manifest.but(
                 checkpoints={id: c for id, c in manifest.checkpoints.items() if not _is_over(c.expires_at, now)},
                 attempts={id: a for id, a in manifest.attempts.items() if not _is_over(a.expires_at, now)},
-                transactions={app: mark for app, mark in manifest.transactions.items() if not _is_forgotten(app, mark, apps_open, now)},
+                transactions={app: mark for app, mark in manifest.transactions.items() if not _is_forgotten(app, mark, apps_over, now)},
             ),
             now - min_age,
         )
@@ -169,28 +169,45 @@ def collect_shard(
     return GcReport(dry_run, +objects, +sizes, +held, tuple(ended))
 
 
-def _is_forgotten(app: str, mark: TransactionMark, apps_open: Container[str], now: float) -> bool:
-    """Applications that were named for one transaction never come again, once its intent is gone."""
-    return app.startswith(ONCE) and app not in apps_open and mark.time + MARK_SECONDS < now
+def _is_forgotten(app: str, mark: TransactionMark, apps_over: Container[str], now: float) -> bool:
+    """Applications that were named for one transaction never come again, once its intent is gone. The hour is for whoever is late."""
+    return app in apps_over and mark.time + MARK_SECONDS < now
 
 
-def collect_intents(transactions: Transactions, shards: Sequence[str], *, dry_run: bool, min_age: float) -> tuple[GcReport, set[str]]:
-    """Delete intents that are carried out, and aborted ones that nobody waits for. Also which applications have others.
+def collect_intents(
+    transactions: Transactions, shards: Callable[[], Sequence[str]], *, dry_run: bool, min_age: float
+) -> tuple[GcReport, set[str]]:
+    """Delete intents that nobody can come to need. Also which applications, of those for one transaction, are over.
 
     Announcements whose lease is over are decided first, so that what died half-way does not stay so.
+
+    An intent that is gone leaves its name free, and whoever was stalled since before it was decided may take it:
+
+    t0 A announces in shard 1 and stalls · t1 its lease is over: aborted, withdrawn, and the abort is collected · t2 A
+    announces in shard 2, creates the intent, places in shard 2, and finds nothing to place in shard 1.
+
+    So an abort stays until every shard has that version, or a later one: then A's load is refused everywhere. An
+    application for one transaction has no later versions; its abort stays until its attempt is over: A cannot announce.
+
+    Args:
+        shards: all of the table's as of when it is called: an intent may name one that was made a moment ago.
     """
-    # 1. List, before the manifests are read: what comes into being later is not in the list.
+    # 1. Marks, before the intents are listed: a mark whose intent is not there then is of one that was carried out and collected.
     now = transactions.clock.now()
+    marked = {app for shard in shards() for app in transactions.log_of(shard).manifests.load().transactions if app.startswith(ONCE)}
+    # 2. List, before the shards are looked up and their manifests read: what comes into being later is not in the list.
+    failpoint("gc.intents.listing")
     listed = list(transactions.store.list("txn/"))
     failpoint("gc.intents.listed")
-    logs = [transactions.log_of(shard) for shard in shards]
+    logs = [transactions.log_of(shard) for shard in shards()]
     if not dry_run:
         for log in logs:
             transactions.resolve(log)
     manifests = [log.manifests.load() for log in logs]
     waited_for = {load.transaction for manifest in manifests for load in manifest.announced.values()}
+    owners = {attempt.owner for manifest in manifests for attempt in manifest.attempts.values()}
     marks = {manifest.shard: manifest.transactions for manifest in manifests}
-    # 2. Those that nobody needs: every shard they name has their mark, or a later one.
+    # 3. Those that nobody needs.
     dead: list[ObjectInfo] = []
     apps_open: set[str] = set()
     held = Counter[str]()
@@ -200,9 +217,10 @@ def collect_intents(transactions: Transactions, shards: Sequence[str], *, dry_ru
             continue
         is_done = all(
             shard not in marks or ((mark := marks[shard].get(intent.app)) is not None and mark.version >= intent.version)
-            for shard in intent.loads
+            for shard in (intent.loads if intent.state == "committed" else marks)
         )
-        if not is_done or info.key in waited_for:
+        is_over = intent.app.startswith(ONCE) and attempt_owner(intent.app) not in owners
+        if info.key in waited_for or not (is_done or is_over):
             apps_open.add(intent.app)
             held["a transaction"] += 1
         elif info.modified + min_age > now:
@@ -214,7 +232,7 @@ def collect_intents(transactions: Transactions, shards: Sequence[str], *, dry_ru
         _delete(transactions.store, [info.key for info in dead])
         failpoint("gc.intents")
     sizes = {"intent": sum(info.size_bytes for info in dead)} if dead else {}
-    return GcReport(dry_run, {"intent": len(dead)} if dead else {}, sizes, dict(held)), apps_open
+    return GcReport(dry_run, {"intent": len(dead)} if dead else {}, sizes, dict(held)), marked - apps_open
 
 
 def _without_passed_loads(manifest: ShardManifest, before: float) -> ShardManifest:
