@@ -97,7 +97,7 @@ class Generations:
         self._generation = 1
         self._place = (log.manifests.place, log.shard)
         self._stalled = False
-        self.on_stalled: Callable[[], None] | None = None
+        self.on_stalled: Callable[[], object] | None = None
         """Called under the lock when a put waits for a compaction."""
         self._flushed_count = self._failures = self._copied_bytes = 0
         self._replayed_entries = self._replayed_rows = 0

@@ -674,9 +674,9 @@ class ShardWriter:
         """``auto_compact``: one compaction at a time, in a thread of its own, whenever there is something to gain."""
         generations = self._generations
         assert generations is not None, "only writers with a MemTable make generations"
+        self._has_compaction_failed = False
         if generations.stalled:
             self._recount()  # somebody else may have compacted
-            self._has_compaction_failed = False
             if generations.stalled:
                 self._compact_now()
             return
