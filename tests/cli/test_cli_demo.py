@@ -1,4 +1,4 @@
-"""`headgate demo`, end to end, with its real processes."""
+"""`headgate demo --takeover`, end to end, with its real processes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 import pytest
 
 import headgate as hg
-from headgate.cli import demo as demo_module
+from headgate.cli import takeover as demo_module
 
 
 def test_the_demo_holds_and_leaves_nothing_behind(process, tmp_path):
-    ran = process("demo", "--json", cwd=tmp_path)
+    ran = process("demo", "--takeover", "--json", cwd=tmp_path)
     out, err = ran.communicate(timeout=120)
 
     assert (ran.returncode, err) == (0, "")
@@ -30,7 +30,7 @@ def test_the_demo_holds_and_leaves_nothing_behind(process, tmp_path):
 
 
 def test_the_demo_tells_its_story_and_keeps_the_folder_it_was_given(headgate, tmp_path):
-    ran = headgate("demo", "--dir", tmp_path / "here")
+    ran = headgate("demo", "--takeover", "--dir", tmp_path / "here")
 
     assert ran.code == 0
     assert "refused with FencedError" in ran.out
@@ -42,7 +42,7 @@ def test_the_demo_tells_its_story_and_keeps_the_folder_it_was_given(headgate, tm
 def test_the_demo_does_not_write_into_a_table_that_is_there(headgate, table):
     before = table.status()
 
-    ran = headgate("demo", "--dir", table.uri, "--json")
+    ran = headgate("demo", "--takeover", "--dir", table.uri, "--json")
 
     assert ran.code == 1
     assert ran.error["type"] == "AlreadyExistsError"
@@ -53,7 +53,7 @@ def test_the_demo_ends_with_1_and_keeps_the_evidence_when_something_does_not_hol
     # A planted bug in the eyes of the demo: it expects rows that nobody wrote.
     monkeypatch.setattr(demo_module, "_ids", lambda sequence: {-1 - sequence})
 
-    ran = headgate("demo", "--json")
+    ran = headgate("demo", "--takeover", "--json")
 
     assert ran.code == 1
     assert "did not hold" in ran.error["message"]
