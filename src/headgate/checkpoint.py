@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headgate.config import Duration
-from headgate.errors import AlreadyExistsError, InvalidInputError, NotFoundError
-from headgate.manifest.model import CheckpointRecord, ShardManifest
+from headgate.errors import AlreadyExistsError, InvalidInputError, NotFoundError, ShardSplitError
+from headgate.manifest.model import IN_TABLE, CheckpointRecord, ShardManifest
 from headgate.view import find_checkpoint
 from headgate.wal.log import ShardLog
 from headgate.wal.tip import find_tip
@@ -90,8 +90,10 @@ def with_checkpoint(
     """The manifest with one checkpoint more, of the version that it becomes."""
     if id in manifest.checkpoints:
         return None
-    if manifest.state in ("retired", "dropped"):
-        raise NotFoundError(f"shard {log.shard} is {manifest.state}", hint="open the table again to see its shards of now")
+    if manifest.state == "retired":
+        raise ShardSplitError(f"shard {log.shard} was split", shard=log.shard, state=manifest.state)
+    if manifest.state == "dropped":
+        raise NotFoundError(f"shard {log.shard} was dropped", hint="open the table again to see its shards of now")
     if name is not None and find_checkpoint(manifest, name) is not None:
         raise AlreadyExistsError(f"shard {log.shard} has a checkpoint {name!r}", hint="drop it first, or choose another name")
     cursor = manifest.cursor.position
@@ -147,7 +149,8 @@ def listed(manifests: Sequence[ShardManifest]) -> list[Checkpoint]:
     found: dict[str, list[CheckpointRecord]] = {}
     for manifest in manifests:
         for id, record in manifest.checkpoints.items():
-            found.setdefault(id, []).append(record)
+            if not (record.clone or "").startswith(IN_TABLE):
+                found.setdefault(id, []).append(record)
 
     def is_complete(rows: list[CheckpointRecord]) -> bool:
         return len(rows) == (len(rows[0].shards) or len(manifests))

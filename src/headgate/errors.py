@@ -20,6 +20,7 @@ HeadgateError                     .hint says what to do, .retryable whether tryi
 ├─ UnsupportedStoreError          the store lacks what the protocol needs
 ├─ UnsupportedFormatError         written by a newer version of Headgate
 ├─ CommitConflictError            too many others were committing; try again
+│  └─ ShardSplitError             the shard is being split, or was; look at the table again
 ├─ NotFoundError · AlreadyExistsError
 └─ StoreError                     the store did not do what it was asked
    ├─ StoreUnavailableError       it may do so later; the outcome of a write is unknown
@@ -180,6 +181,15 @@ class CommitConflictError(HeadgateError):
     """Others kept committing; the change was not made."""
 
     retryable = True
+
+
+class ShardSplitError(CommitConflictError):
+    """A shard is being split ("splitting"), or is what its parts are now ("retired")."""
+
+    def __init__(self, message: str, *, shard: str, state: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint or "look at the table's shards of now (table.refresh()), and try again")
+        self.shard = shard
+        self.state = state
 
 
 class NotFoundError(HeadgateError):

@@ -34,7 +34,8 @@ class _Cursor:
     def read(run: OpenRun, batch_rows: int, slices: Sequence[int]) -> Iterator[pa.RecordBatch]:
         for number in slices:
             part = run.slices[number]
-            yield from part.scan(part.schema.names, batch_rows=batch_rows)
+            for batch in part.scan(part.schema.names, batch_rows=batch_rows):
+                yield run.belonging(batch)
 
     def load(self) -> None:
         """The next batch, when the last one is used up."""

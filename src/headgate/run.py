@@ -20,6 +20,7 @@ from headgate.columnar.arrow import ArrowSlice
 from headgate.keys import RunRows, newest_rows
 from headgate.manifest.model import RunRecord, SliceRecord
 from headgate.schema import RowRules
+from headgate.sharding import is_inside
 from headgate.wal.entry import Put
 
 DELETED = "__headgate_deleted"
@@ -64,6 +65,29 @@ class OpenRun:
     def schema(self) -> pa.Schema:
         """As it was written; tombstones' mark included."""
         return self.slices[0].schema if self.slices else pa.schema([])
+
+    @cached_property
+    def outside(self) -> npt.NDArray[np.bool_] | None:
+        """Which rows are in the files and do not belong to the run: those of another part of a shard that was split. None: all do."""
+        keep = self.record.keep
+        if keep is None:
+            return None
+        name = self.names.get(keep.column)
+        if name is None:
+            return np.full(self.rows, keep.low > 0)
+        parts = [~is_inside(batch.column(0), keep.low, keep.high) for batch in self.scan([name], batch_rows=1 << 18)]
+        return np.concatenate(parts) if parts else np.zeros(0, np.bool_)
+
+    def belonging(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows of it, with all the files' columns, without those that do not belong to it."""
+        keep = self.record.keep
+        if keep is None:
+            return batch
+        name = self.names.get(keep.column)
+        if name is None:
+            return batch if keep.low == 0 else batch.slice(0, 0)
+        inside = is_inside(batch.column(name), keep.low, keep.high)
+        return batch if inside.all() else batch.take(pa.array(np.flatnonzero(inside)))
 
     def scan(
         self, columns: Sequence[str], *, start: int = 0, stop: int | None = None, batch_rows: int = 1 << 16

@@ -6,8 +6,9 @@ Does not own: the shards themselves, making one for a new value (new_shards).
 The hash and the names are part of the format: the same value lands in the same shard in every
 version, on every machine (docs/format.md has test vectors). The hash is 64 bits wide; n buckets
 cut the space of its upper 32 bits into n equal ranges, so a shard is a range, and half a shard
-is half a range. It sees values, not layouts: an int32 and an int64, a string and a large_string,
-a slice and a copy of it hash the same, so widening a column moves no row.
+is half a range: a shard that is split has its range cut in two, and no row of another shard moves.
+The hash sees values, not layouts: an int32 and an int64, a string and a large_string, a slice and a
+copy of it hash the same, so widening a column moves no row.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,7 +25,7 @@ import pyarrow as pa
 import pyarrow.types as types
 
 from headgate.errors import InvalidInputError
-from headgate.manifest.model import ShardingRule
+from headgate.manifest.model import ShardingRule, ShardRange
 
 SHARDS_MAX = 10_000
 IDENTITY_BYTES_MAX = 512
@@ -211,6 +212,46 @@ def bucket_of(column: pa.Array, buckets: int) -> npt.NDArray[np.int64]:
     return (((hash_values(column) >> _HALF) * np.uint64(buckets)) >> _HALF).astype(np.int64)
 
 
+# -- ranges: what shards become when they are split
+
+HASHES = 1 << 32
+"""How many there are, of the upper 32 bits."""
+
+
+def ranges_of(rule: ShardingRule) -> tuple[ShardRange, ...]:
+    """The part of the hash space that each shard has. Buckets are equal parts, so no row moves when they are written down as ranges."""
+    if rule.ranges:
+        return rule.ranges
+    count = rule.buckets if rule.kind == "bucket" else 1
+    return tuple(ShardRange(-(-number * HASHES // count), _bucket_name(number)) for number in range(count))
+
+
+def range_of(rule: ShardingRule, shard: str) -> tuple[int, int] | None:
+    """From which hash, and up to which, rows belong to a shard. None: it is none of the rule's."""
+    parts = ranges_of(rule)
+    for number, part in enumerate(parts):
+        if part.shard == shard:
+            return part.low, parts[number + 1].low if number + 1 < len(parts) else HASHES
+    return None
+
+
+def with_children(rule: ShardingRule, parent: str, children: Sequence[tuple[int, str]], column: str) -> ShardingRule:
+    """The rule once a shard was split: its range is cut where the children begin, all others are as they were."""
+    kept = [part for part in ranges_of(rule) if part.shard != parent]
+    return rule.but(column=column, ranges=tuple(sorted([*kept, *(ShardRange(low, shard) for low, shard in children)])))
+
+
+def is_inside(column: pa.Array, low: int, high: int) -> npt.NDArray[np.bool_]:
+    """Which values belong to a range."""
+    hashes = hash_values(column) >> _HALF
+    return np.asarray((hashes >= np.uint64(low)) & (hashes < np.uint64(high)), np.bool_)
+
+
+def _range_numbers(column: pa.Array, ranges: Sequence[ShardRange]) -> npt.NDArray[np.int64]:
+    lows = np.array([part.low for part in ranges], np.uint64)
+    return np.searchsorted(lows, hash_values(column) >> _HALF, side="right").astype(np.int64) - 1
+
+
 # -- the names of identity's shards
 
 _PLAIN = re.compile(r"(?!x-)[a-z0-9][a-z0-9_-]{0,47}")
@@ -283,6 +324,9 @@ def split_rows(rule: ShardingRule, rows: pa.RecordBatch) -> list[Part]:
     Raises:
         InvalidInputError: with identity sharding, a value that no shard can be made for.
     """
+    if rule.ranges:
+        grouped = _grouped(rows, _range_numbers(rows.column(rule.column), rule.ranges))
+        return sorted((Part(rule.ranges[number].shard, part) for number, part in grouped), key=lambda part: part.shard)
     if rule.kind == "unsharded" or (rule.kind == "bucket" and rule.buckets == 1):
         return [Part(_bucket_name(0), rows)] if rows.num_rows else []
     column = rows.column(rule.column)
@@ -303,6 +347,8 @@ def split_rows(rule: ShardingRule, rows: pa.RecordBatch) -> list[Part]:
 
 def shards_of(rule: ShardingRule, rows: pa.RecordBatch) -> set[str]:
     """Where rows with these values are, if they are anywhere; the shards of identity may not be there."""
+    if rule.ranges and rows.num_rows:
+        return {rule.ranges[number].shard for number in np.unique(_range_numbers(rows.column(rule.column), rule.ranges))}
     if rule.kind == "unsharded" or not rows.num_rows:
         return {_bucket_name(0)} if rows.num_rows else set()
     column = rows.column(rule.column)

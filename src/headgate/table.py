@@ -24,7 +24,14 @@ from headgate.compact import CompactionReport, Progress, compact_shard
 from headgate.compact_ranges import RANGE_ROWS, ShardCompaction, plan_compaction
 from headgate.config import Duration, ShardWriterConfig
 from headgate.consumer import Consumer, OpenConsumer, check_consumer_name, drop_all, listed_consumers, pin_snapshot
-from headgate.errors import AlreadyExistsError, InvalidInputError, NotFoundError, SchemaMismatchError
+from headgate.errors import (
+    AlreadyExistsError,
+    CommitConflictError,
+    InvalidInputError,
+    NotFoundError,
+    SchemaMismatchError,
+    ShardSplitError,
+)
 from headgate.failpoint import failpoint
 from headgate.feed import Offset, change_schema
 from headgate.indexes import check_indexes, indexed_vectors
@@ -35,9 +42,10 @@ from headgate.life.drop import DropReport, drop
 from headgate.life.gc import GcReport, collect_intents, collect_shard
 from headgate.life.mend import Progress as RepairProgress
 from headgate.life.repair import RepairReport, repair_shard, repair_table_manifest, shown
+from headgate.life.split import let_parts_go, split_shard
 from headgate.life.status import RunInfo, TableStatus, shard_runs, shard_status
 from headgate.life.verify import VerifyReport, verify_shard
-from headgate.manifest import TableManifest
+from headgate.manifest import ShardManifest, TableManifest
 from headgate.manifest.model import AnyIndex, ShardingRule
 from headgate.meters import ReadMeter
 from headgate.query.fresh_index import cut_of
@@ -45,6 +53,7 @@ from headgate.query.lookup import asked_keys, lookup
 from headgate.query.scan import Load, Scan
 from headgate.query.text import search_text
 from headgate.query.vector import metric_of, search
+from headgate.retired import published
 from headgate.schema import RowRules, check_schema, encode_schema
 from headgate.shard import Places, Shard
 from headgate.sharding import check_sharding, first_shards, shards_of, split_rows, unsharded
@@ -59,6 +68,7 @@ from headgate.watch import SchemaWatch
 from headgate.writer import Freshness, live_view
 
 _VIEWS_AT_ONCE = 16
+_SPLITS_MAX = 32
 
 RunOnShards = Callable[[Callable[[str], Any], Sequence[str]], Sequence[Any]]
 """Does some work for each of these shards, and gives what came of it, in order. What it gets pickles."""
@@ -129,14 +139,23 @@ class Table:
         return shards[id]
 
     def _shards(self) -> dict[str, Shard]:
+        return {name: shard for name, shard in self._every_shard().items() if name not in self._manifest.retired}
+
+    def _every_shard(self) -> dict[str, Shard]:
+        """Those that were split as well: checkpoints from before, and consumers that are behind, need them."""
         manifest, rules = self._watch.seen
         known = self._known
         if known is not None and known[0] is manifest:
             return known[2]
         same = known[2] if known is not None and known[1] is rules else {}
-        shards = {name: same.get(name) or Shard.of(name, self._places, self._watch) for name in manifest.shards}
+        names = (*manifest.shards, *manifest.retired)
+        shards = {name: same.get(name) or Shard.of(name, self._places, self._watch) for name in names}
         self._known = manifest, rules, shards
         return shards
+
+    def _manifests(self) -> list[ShardManifest]:
+        """The latest of every shard."""
+        return [shard.log.manifests.load() for shard in self._every_shard().values()]
 
     def refresh(self) -> Table:
         """Look at the latest table manifest: columns and shards that others changed. Returns this handle.
@@ -166,11 +185,12 @@ class Table:
             run: has the work done, shard by shard, wherever; None: here, one after the other.
         """
         work = partial(self._verify_one, deep=deep, progress=progress)
-        return VerifyReport.of((run or _here)(work, [shard.id for shard in self.refresh().shards]))
+        return VerifyReport.of((run or _here)(work, list(self.refresh()._every_shard())))
 
     def _verify_one(self, shard: str, deep: bool, progress: RepairProgress | None) -> VerifyReport:
         columnar, store = self._places.columnar(), self._places.table_store()
-        return verify_shard(self.shard(shard).log, deep=deep, columnar=columnar, rules=self._watch.rules, store=store, progress=progress)
+        log, rules = self._shard_once(shard).log, self._watch.rules
+        return verify_shard(log, deep=deep, columnar=columnar, rules=rules, store=store, progress=progress)
 
     def repair(self, dry_run: bool = True, progress: RepairProgress | None = None) -> RepairReport:
         """Say what is broken, what would be done about it and what that gives up; with ``dry_run=False`` do it.
@@ -238,7 +258,7 @@ class Table:
         """
         rules = self._watch.latest(force=True)
         wanted = asked_keys(rules, keys)
-        load = self._loading(rules, at, shards=self._shards_of(wanted))
+        load = self._loading(rules, at, keys=wanted)
         return self._meter("lookup").whole(lambda: lookup(load, rules, wanted, columns), _rows)
 
     def sql(self, query: str, at: str | Checkpoint | None = None) -> pa.Table:
@@ -337,24 +357,23 @@ class Table:
         if ttl is not None and shards:  # without shards there is nothing to hold
             id, shards = self.checkpoint(ttl=ttl).id, self.shards
         if id is not None:
-            id, held = resolved([shard.log.manifests.load() for shard in shards], id)
-            shards = [shard for shard in shards if shard.id in held]
+            id, held = resolved(self._manifests(), id)
+            shards = [self._every_shard()[name] for name in held]
         else:
             states = unpinned(shards)
         return Snapshot(self._places.clock.token(), self.uri, tuple(shards), self._watch.rules, id, states)
-
-    def _shards_of(self, keys: pa.Table) -> set[str]:
-        """Where these keys can be: no other shard is looked at."""
-        return {shard for rows in keys.combine_chunks().to_batches() for shard in shards_of(self.sharding, rows)}
 
     def _loading(
         self,
         rules: RowRules,
         at: str | Checkpoint | None = None,
         freshness: Freshness = "durable",
-        shards: set[str] | None = None,
+        keys: pa.Table | None = None,
     ) -> Load:
-        """How a read gets its views: one per shard, of the latest table, all by the same rules."""
+        """How a read gets its views: one per shard, of the latest table, all by the same rules.
+
+        ``keys``: only the shards are looked at in which these can be.
+        """
         if freshness not in ("durable", "memory"):
             raise InvalidInputError(f"freshness is {freshness!r}", hint='"durable" or "memory"')
         id = at.id if isinstance(at, Checkpoint) else at
@@ -369,15 +388,34 @@ class Table:
             return taken if taken.rules is rules else replace(taken, rules=rules)
 
         def load() -> list[ReadView]:
-            self._watch.latest()  # for those who read a scan again later: shards may have come
-            chosen = [shard for shard in self.shards if shards is None or shard.id in shards]
-            pinned: str | None = None
-            if id is not None:
-                pinned, held = resolved([shard.log.manifests.load() for shard in self.shards], id)
-                chosen = [shard for shard in chosen if shard.id in held]
-            return list(map_ordered(self._places.clock, lambda shard: view(shard, pinned), chosen, parallel=_VIEWS_AT_ONCE))
+            for _ in range(_SPLITS_MAX):
+                self._watch.latest()  # for those who read a scan again later: shards may have come
+                manifest, every = self._manifest, self._every_shard()
+                names, pinned = [name for name in every if name in manifest.shards], None
+                if id is not None:
+                    pinned, held = resolved([shard.log.manifests.load() for shard in every.values()], id)
+                if keys is not None and (pinned is None or set(held) == set(names)):
+                    wanted = {shard for rows in keys.combine_chunks().to_batches() for shard in shards_of(manifest.sharding, rows)}
+                    names = [name for name in names if name in wanted]
+                elif pinned is not None:
+                    names = [name for name in every if name in held]
+                at_once = partial(view, pinned=pinned)
+                try:
+                    return list(map_ordered(self._places.clock, at_once, [every[name] for name in names], parallel=_VIEWS_AT_ONCE))
+                except ShardSplitError as split:
+                    self._follow(split.shard)
+            raise CommitConflictError(f"{self.uri} is split faster than it can be read", hint="try again")
 
         return load
+
+    def _follow(self, shard: str) -> None:
+        """A shard turned out to be split: look at the table of now; if nobody has told it yet, at what it will be. Writes nothing."""
+        self.refresh()
+        found = self._every_shard().get(shard)
+        if found is not None and shard in self._manifest.shards:
+            derived = published(self._manifest, found.log.manifests.load())
+            if derived is not None:
+                self._watch.assume(derived)
 
     # -- its changes
 
@@ -439,7 +477,7 @@ class Table:
 
     def consumers(self) -> list[Consumer]:
         """Those who follow the changes by name, with their lag. Each holds what it has not read yet. Writes nothing."""
-        return listed_consumers(self.refresh().shards)
+        return listed_consumers(self.refresh()._every_shard().values())
 
     def open_consumer(self, name: str, start: StartOfChanges | None = None) -> OpenConsumer:
         """Go on with a consumer, for those who read the changes of shards by themselves (``shard.plan_changes``).
@@ -508,8 +546,7 @@ class Table:
             NotFoundError: there is none of that name.
         """
         check_consumer_name(name)
-        shards = self.refresh().shards
-        if not drop_all([*shards, *(self._shard_once(id) for id in self._manifest.retired)], name):
+        if not drop_all(list(self.refresh()._every_shard().values()), name):
             raise NotFoundError(f"{self.uri} has no consumer {name!r}", hint="see table.consumers()")
 
     def route(self, rows: Any) -> dict[str, pa.Table]:
@@ -638,19 +675,21 @@ class Table:
         seconds = check_lease(None, min_age) if min_age else 0.0
         self.refresh()
         store = self._places.table_store()
-        transactions = Transactions(store, self._places.clock, lambda shard: self.shard(shard).log)
+        if not dry_run and self._manifest.retired:
+            let_parts_go(self._places, self._manifest)  # compaction may have rewritten the last of what they read
+        transactions = Transactions(store, self._places.clock, lambda shard: self._shard_once(shard).log)
         intents, apps_over = collect_intents(
             transactions, lambda: [shard.id for shard in self.refresh().shards], dry_run=dry_run, min_age=seconds or 0.0
         )
         work = partial(self._collect_one, dry_run=dry_run, min_age=seconds or 0.0, sweep=sweep, apps_over=frozenset(apps_over))
-        parts = (run or _here)(work, [shard.id for shard in self.shards])
+        parts = (run or _here)(work, list(self._every_shard()))
         if not dry_run and self._manifest.parent is not None:
             let_go(self._watch, self._places)  # compaction may have rewritten the last of the parent's files
         return GcReport.of([intents, *parts], dry_run=dry_run)
 
     def _collect_one(self, shard: str, dry_run: bool, min_age: float, sweep: bool, apps_over: Container[str]) -> GcReport:
         store = self._places.table_store()
-        return collect_shard(self.shard(shard).log, store, dry_run=dry_run, min_age=min_age, sweep=sweep, apps_over=apps_over)
+        return collect_shard(self._shard_once(shard).log, store, dry_run=dry_run, min_age=min_age, sweep=sweep, apps_over=apps_over)
 
     def checkpoint(self, name: str | None = None, scope: Literal["durable"] = "durable", ttl: Duration | None = None) -> Checkpoint:
         """Pin what is durable now, in every shard; read it with ``at=``. Each shard is pinned at its own moment.
@@ -666,19 +705,27 @@ class Table:
         seconds = check_lease(name, ttl)
         self.refresh()
         clock = self._places.clock
-        id, now = clock.token(), clock.now()
-        expires = None if seconds is None else now + seconds
         if name is not None and any(known.name == name for known in self.checkpoints()):
             raise AlreadyExistsError(f"{self.uri} has a checkpoint {name!r}", hint="drop it first, or choose another name")
-        shards = self.shards
-        for shard in shards:
-            pin(shard.log, id, name=name, created_at=now, expires_at=expires, shards=[shard.id for shard in shards])
-        return Checkpoint(id, name, now, expires)
+        for _ in range(_SPLITS_MAX):
+            id, now = clock.token(), clock.now()
+            expires = None if seconds is None else now + seconds
+            shards = self.shards
+            try:
+                for shard in shards:
+                    pin(shard.log, id, name=name, created_at=now, expires_at=expires, shards=[shard.id for shard in shards])
+            except ShardSplitError as split:  # what was pinned is of a table that is no more: once more, of its parts
+                for shard in shards:
+                    unpin(shard.log, id)
+                self._follow(split.shard)
+                continue
+            return Checkpoint(id, name, now, expires)
+        raise CommitConflictError(f"{self.uri} is split faster than it can be pinned", hint="try again")
 
     def checkpoints(self) -> list[Checkpoint]:
         """All of them, oldest first."""
         self.refresh()
-        return listed([shard.log.manifests.load() for shard in self.shards])
+        return listed(self._manifests())
 
     def refresh_checkpoint(self, id: str, ttl: Duration | None = None) -> None:
         """Let a lease end later, ``ttl`` from now; None: never.
@@ -689,14 +736,14 @@ class Table:
         seconds = check_lease(None, ttl)
         expires = None if seconds is None else self._places.clock.now() + seconds
         self.refresh()
-        id, pinned = resolved([shard.log.manifests.load() for shard in self.shards], id)
-        for shard in self._chosen(pinned):
-            refresh_pin(shard.log, id, expires)
+        id, pinned = resolved(self._manifests(), id)
+        for name in pinned:
+            refresh_pin(self._every_shard()[name].log, id, expires)
 
     def drop_checkpoint(self, id: str) -> None:
         """Drop a checkpoint, by its id or name. What only it held is garbage then."""
         self.refresh()
-        dropped = [unpin(shard.log, id) for shard in self.shards]
+        dropped = [unpin(shard.log, id) for shard in self._every_shard().values()]
         if not any(dropped):
             raise NotFoundError(f"{self.uri} has no checkpoint {id!r}", hint="see table.checkpoints()")
 
@@ -712,6 +759,24 @@ class Table:
         if isinstance(max_memory, bool) or not isinstance(max_memory, int) or max_memory < 1:
             raise InvalidInputError(f"max_memory is {max_memory!r}", hint="bytes, a whole number")
         detach_table(self._watch, self._places, max_memory)
+
+    def split_shard(self, id: str, column: str | None = None) -> tuple[str, ...]:
+        """Split a shard in two, each with half of its part of the space of hashes, while it is written and read.
+
+        No row is copied: each part reads the rows of the whole and shows its own, until compaction has rewritten them.
+        A ``TableWriter`` that held the shard goes on with the parts by itself; nothing is lost or doubled.
+
+        Args:
+            column: for a table without sharding, and no key or one of several columns: the column to split by.
+
+        Returns:
+            The ids of the parts.
+
+        Raises:
+            InvalidInputError: it cannot be split. Nothing was written.
+            ShardSplitError: somebody else splits it, or has.
+        """
+        return split_shard(self._watch, self._places, id, column)
 
     def _chosen(self, shards: Sequence[str] | None) -> list[Shard]:
         return self.shards if shards is None else [self.shard(name) for name in shards]
@@ -861,12 +926,17 @@ def create_table(
     if if_exists == "error":
         raise AlreadyExistsError(f"there is a table at {places.table.uri}", hint="open it with open_table, or pass if_exists='open'")
     table = Table(places, opened(places, store, chain, existing))
-    differs = not table.schema.equals(checked) or table.key != names or table.sharding != rule
+    differs = not table.schema.equals(checked) or table.key != names or _at_first(table.sharding) != _at_first(rule)
     if differs or (indexes is not None and set(table.indexes) != set(kept)):
         raise SchemaMismatchError(
             f"the table at {table.uri} has another schema, key, sharding or indexes", hint="open it with open_table to see what it has"
         )
     return table
+
+
+def _at_first(rule: ShardingRule) -> ShardingRule:
+    """A rule as it was before any shard was split."""
+    return rule.but(ranges=(), column=None if rule.kind == "unsharded" else rule.column)
 
 
 def open_table(

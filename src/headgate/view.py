@@ -24,7 +24,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headgate.columnar import Columnar
-from headgate.errors import CommitConflictError, DataLossError, NotFoundError, ObjectMissingError, SnapshotExpiredError
+from headgate.errors import (
+    CommitConflictError,
+    DataLossError,
+    NotFoundError,
+    ObjectMissingError,
+    ShardSplitError,
+    SnapshotExpiredError,
+)
 from headgate.manifest.model import ChainPoint, CheckpointRecord, RunRecord, ShardManifest
 from headgate.memtable import Fresh, MemTable
 from headgate.run import OpenRun, run_in_memory
@@ -71,6 +78,14 @@ class ReadView:
     cache: RunCache = field(repr=False, kw_only=True)
     version: int = field(default=0, kw_only=True)
     """The manifest it was made from."""
+
+
+def _check_alive(manifest: ShardManifest) -> None:
+    """Is it a shard of the table of now? What it was may be read by its checkpoints."""
+    if manifest.state == "retired":
+        raise ShardSplitError(f"shard {manifest.shard} was split", shard=manifest.shard, state=manifest.state)
+    if manifest.state == "dropped":
+        raise NotFoundError(f"shard {manifest.shard} was dropped", hint="open the table again, if there is one")
 
 
 def find_checkpoint(manifest: ShardManifest, at: str) -> tuple[str, CheckpointRecord] | None:
@@ -205,6 +220,7 @@ class ShardReader:
         rules = self._rules()
         try:
             manifest, fresh = self._read()
+            _check_alive(manifest)
             runs, fresh = arranged(manifest, fresh, rules, self.cache)
         finally:
             with self._lock:

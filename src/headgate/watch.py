@@ -108,6 +108,12 @@ class SchemaWatch:
                 watch._take(committed)
         return committed
 
+    def assume(self, found: TableManifest) -> None:
+        """What the version that was last seen comes to with something that is decided and not in it yet. The next version says it."""
+        with self._lock:
+            if found.version == self.seen[0].version:
+                self.seen = found, self.seen[1]
+
     def check(self, found: TableManifest) -> None:
         """Is it still the table that this watch is of?"""
         if found.state in ("dropping", "dropped") or found.table_id != self.manifest.table_id:

@@ -49,7 +49,7 @@ from headgate.view import ReadView, RunCache, arranged
 from headgate.wal.ack import Ack, decided, nothing
 from headgate.wal.appender import EpochWriter
 from headgate.wal.entry import Op, Put, encoded_bytes
-from headgate.wal.fence import check_epoch, open_epoch
+from headgate.wal.fence import Split, check_epoch, open_epoch
 from headgate.wal.log import ShardLog
 from headgate.wal.marker import marker_stands, put_back
 from headgate.wal.pipeline import Pipeline
@@ -141,6 +141,7 @@ class ShardWriter:
         columnar: Columnar | None = None,
         watch: SchemaWatch | None = None,
         quarantine: Quarantine | None = None,
+        split: Split | None = None,
     ) -> None:
         if config.on_bad_rows == "quarantine" and quarantine is None:
             raise InvalidInputError("bad rows need a place to be kept", hint="open the writer with shard.writer()")
@@ -160,7 +161,7 @@ class ShardWriter:
             self._generations = Generations(log, columnar, config, self._rules_for)
             self._runs = RunCache(columnar)
             kept = min(config.max_memtable_size, config.max_unflushed_memtable_bytes, _REPLAY_KEPT_BYTES_MAX)
-            claim = open_epoch(log, replay=self._generations.replay, begin=self._generations.begin, keep_bytes=kept)
+            claim = open_epoch(log, replay=self._generations.replay, begin=self._generations.begin, keep_bytes=kept, split=split)
         else:
             claim = open_epoch(log)
         self._writer = EpochWriter(log, claim, policy)

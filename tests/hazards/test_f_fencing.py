@@ -536,7 +536,7 @@ def test_f09_an_open_that_cannot_read_leaves_the_incumbent_alone(bench: Any, ope
 def test_f09_an_open_on_a_shard_that_takes_no_writers_is_refused(bench: Any) -> None:
     bench.log().manifests.commit(lambda m: m.but(state="retired"))
     before = bench.contents()
-    with pytest.raises(hg.NotFoundError):
+    with pytest.raises(hg.ShardSplitError):
         bench.appender()
     assert bench.contents() == before
 

@@ -37,7 +37,7 @@ ORDER = [
     "flush",
     "writer",
     "shard",
-    ("new_shards", "table_ack", "snapshot", "changes", "bulk_files", "compact_ranges"),
+    ("new_shards", "table_ack", "snapshot", "changes", "bulk_files", "compact_ranges", "retired"),
     "change_batches",
     "bulk",
     "table_writer",

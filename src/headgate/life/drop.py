@@ -25,13 +25,12 @@ from headgate.failpoint import failpoint
 from headgate.life.clone import drop_pins
 from headgate.life.create import load_if_there
 from headgate.manifest import ShardManifest, TableManifest
+from headgate.manifest.model import IN_TABLE
 from headgate.shard import Places
 from headgate.store import ObjectInfo, Store
 from headgate.wal.log import ShardLog
 
 _DELETES_AT_ONCE = 1000
-IN_TABLE = "shard:"
-"""How pins begin that stand for a part of a shard that was split."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from itertools import takewhile
 
 from headgate.errors import DataLossError, ObjectMissingError
 from headgate.failpoint import failpoint
-from headgate.manifest.model import HISTORY_VERSIONS_MAX, ShardManifest, TransactionMark
+from headgate.manifest.model import HISTORY_VERSIONS_MAX, ReplacedRun, ShardManifest, TransactionMark
 from headgate.meters import GC_BYTES, GC_OBJECTS, GC_PASSES
 from headgate.store import ObjectInfo, Store
 from headgate.transaction import ONCE, Transactions, attempt_owner
@@ -100,9 +100,14 @@ def collect_shard(
         gone = [run for run in alive.replaced if run.replaced_at + min_age <= now and followed.isdisjoint(p.path for p in run.slices)]
         freed.clear()
         freed.update(part.path for run in gone for part in run.slices)
+        runs, replaced = alive.runs, tuple(run for run in alive.replaced if run not in gone)
+        if alive.state == "retired":
+            # Nobody reads a shard that was split but by its checkpoints, and its parts have pins among them.
+            replaced += tuple(ReplacedRun(id=run.id, replaced_at=now, slices=run.slices) for run in runs)
+            runs = ()
         # A version of our own even when nothing changes: its create proves that it follows the latest. What a listing
         # alone calls the latest may have been superseded, and collected, while the names were read.
-        return alive.but(replaced=tuple(run for run in alive.replaced if run not in gone))
+        return alive.but(runs=runs, replaced=replaced)
 
     committed: ShardManifest | None
     if dry_run:

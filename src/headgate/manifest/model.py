@@ -19,6 +19,8 @@ from headgate.manifest.document import FORMAT_VERSION
 HISTORY_VERSIONS_MAX = 64
 POSITION_MAX = 10**18
 EPOCHS_OPEN_MAX = 1_000_000
+IN_TABLE = "shard:"
+"""How pins are marked that stand for a part of a shard that was split."""
 
 
 class ChainPoint(NamedTuple):
@@ -393,6 +395,11 @@ class ShardManifest(Manifest):
     @property
     def folder(self) -> str | None:
         return f"shards/{self.shard}-{self.table_id}/manifest/"
+
+    def unsplit(self) -> Self:
+        """As it is when a split that was begun is taken back: the parts never came to be, and hold nothing."""
+        kept = {id: record for id, record in self.checkpoints.items() if not (record.clone or "").startswith(IN_TABLE)}
+        return self.but(state="active", split=None, checkpoints=kept)
 
     @property
     def is_clean(self) -> bool:

@@ -153,6 +153,8 @@ def _in_view(view: ReadView, rules: RowRules, keys: Keys, left: Offsets, budget:
             break
         index = known.indexes[run.record.id]
         at = index.find(keys.take(left))
+        if run.outside is not None:
+            at = np.where((at >= 0) & run.outside[at], -1, at)  # of another shard, which has a newer one
         source = RunSource(run, rules, Mask(run.rows))
         left = _settle(source, at, index.is_deleted(at[at >= 0]), left, found, run.columnar.parallel_reads)
     return left

@@ -77,17 +77,25 @@ class RunIndex:
         self._sample = none.joined(*sample)
 
     def deleted(self) -> Mask | None:
-        """Which rows are tombstones. None: none is."""
-        if not self.run.record.tombstones:
+        """Which rows are tombstones, or of another shard (what they hide is of that shard, too). None: none is."""
+        outside = self.run.outside
+        if not self.run.record.tombstones and outside is None:
             return None
         if self._deleted is None:
+            if not self.run.record.tombstones:
+                assert outside is not None
+                self._deleted = Mask.of(outside)
+                return self._deleted
             parts = [batch.column(0) for batch in self.run.scan([DELETED], batch_rows=1 << 20)]
-            self._deleted = Mask(self.rows, pa.concat_arrays(parts))
+            deleted = Mask(self.rows, pa.concat_arrays(parts))
+            self._deleted = deleted if outside is None else Mask.of(deleted.bools() | outside)
         return self._deleted
 
     def deleted_between(self, start: int, stop: int) -> Mask | None:
         """The same for some rows that follow each other; no others are read."""
-        if not self.run.record.tombstones:
+        if self.run.record.keep is not None:
+            self.deleted()
+        elif not self.run.record.tombstones:
             return None
         if self._deleted is not None and self._deleted.bits is not None:
             return Mask(stop - start, self._deleted.bits.slice(start, stop - start))

@@ -137,7 +137,7 @@ def sources_of(view: ReadView, *, key_budget_bytes: int = KEY_BUDGET_BYTES) -> l
     memory = in_memory(view)
     if not rules.key:
         return [
-            *(RunSource(run, rules, Mask(run.rows)) for run in view.runs),
+            *(RunSource(run, rules, Mask(run.rows) if run.outside is None else Mask.of(~run.outside)) for run in view.runs),
             *(MemorySource(rows, rows.mask) for rows in memory),
         ]
     masks = _run_masks(view, memory, key_budget_bytes)

@@ -26,12 +26,13 @@ from headgate.errors import (
     FencedError,
     NotFoundError,
     ObjectMissingError,
+    ShardSplitError,
     WalStoreMismatchError,
     WalTruncatedError,
 )
 from headgate.failpoint import failpoint
 from headgate.manifest import ChainPoint, ShardManifest
-from headgate.manifest.model import Owner, ProducerMark, Segments, WalState
+from headgate.manifest.model import Owner, ProducerMark, Segments, SplitRecord, WalState
 from headgate.meters import CLAIM_SECONDS, WALK_SECONDS
 from headgate.wal.block import Entries
 from headgate.wal.entry import Entry, decode_entry
@@ -50,6 +51,7 @@ _BARRIER_AHEAD = (64, 1024, 16384)
 
 Replay = Callable[[Entry | Entries], None]
 Begin = Callable[[ShardManifest, "Walk"], None]
+Split = Callable[[ShardManifest], SplitRecord]
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ def open_epoch(
     begin: Begin | None = None,
     keep_bytes: int = SURVEY_KEPT_BYTES,
     writer_id: str | None = None,
+    split: Split | None = None,
 ) -> Claim:
     """Claim the shard, fence whoever held it, and replay what it left. Writes, and fences the incumbent.
 
@@ -118,6 +121,7 @@ def open_epoch(
             and the walk: replayed rows may be flushed on the way, and whoever moves the cursor over the end
             of an epoch records that end with it.
         keep_bytes: how much of what is read before the claim is kept for the replay, so that it is not read again.
+        split: the shard is claimed to be split, in the same commit; what it becomes, by the manifest as it is then.
 
     Raises:
         DataLossError: an entry is missing or damaged; found before the claim, nothing was written; no seal was, in any case.
@@ -133,7 +137,7 @@ def open_epoch(
     failpoint("fence.surveyed")
 
     # 2. Claim: the epoch, by compare-and-swap. Of two claimants each gets its own (F04).
-    claimed = log.manifests.commit(lambda m: claim_change(log, m, survey, writer_id, flushes=begin is not None))
+    claimed = log.manifests.commit(lambda m: claim_change(log, m, survey, writer_id, flushes=begin is not None, split=split))
     failpoint("fence.claimed")
     claimed_at = log.clock.monotonic()
     CLAIM_SECONDS.observe(claimed_at - started, log.manifests.place, log.shard)
@@ -220,9 +224,18 @@ def _last_seen_stands(log: ShardLog, manifest: ShardManifest, start: ChainPoint)
 
 
 def check_open(log: ShardLog, manifest: ShardManifest) -> None:
-    """Refuse a shard that takes no writers any more (F11)."""
-    if manifest.state != "active":
-        raise NotFoundError(f"shard {log.shard} is {manifest.state}", hint="open the table again to see its shards of now")
+    """Refuse a shard that takes no writers any more (F11), or not now (K14)."""
+    if manifest.state == "active" or split_is_over(log, manifest):
+        return
+    if manifest.state == "dropped":
+        raise NotFoundError(f"shard {log.shard} was dropped", hint="open the table again to see its shards of now")
+    told = "is being split" if manifest.state == "splitting" else "was split"
+    raise ShardSplitError(f"shard {log.shard} {told}", shard=log.shard, state=manifest.state)
+
+
+def split_is_over(log: ShardLog, manifest: ShardManifest) -> bool:
+    """May anybody take back the split of this shard? Whether it is done by then the same manifest decides, so no clock is trusted."""
+    return manifest.state == "splitting" and manifest.split is not None and manifest.split.expires_at <= log.clock.now()
 
 
 def _wal_to_write(log: ShardLog, manifest: ShardManifest) -> tuple[WalState, bool]:
@@ -281,8 +294,10 @@ def _moved_on(before: ShardManifest, now: ShardManifest, point: ChainPoint) -> b
 # -- 2. claim
 
 
-def claim_change(log: ShardLog, manifest: ShardManifest, survey: _Survey, writer_id: str, *, flushes: bool = False) -> ShardManifest | None:
-    """One epoch more, ours."""
+def claim_change(
+    log: ShardLog, manifest: ShardManifest, survey: _Survey, writer_id: str, *, flushes: bool = False, split: Split | None = None
+) -> ShardManifest | None:
+    """One epoch more, ours. A split whose lease is over is taken back with it; one that begins, begins with it."""
     check_open(log, manifest)
     if manifest.owner is not None and manifest.owner.writer == writer_id:
         return None
@@ -293,10 +308,19 @@ def claim_change(log: ShardLog, manifest: ShardManifest, survey: _Survey, writer
             f"shard {log.shard} is being written to its old WAL store ({manifest.wal.uri or 'beside the table'})",
             hint="stop that writer, or open with its wal_uri, give up or flush what is in the log, and close",
         )
-    owner = Owner(writer=writer_id, claimed_at=log.clock.now(), flushes=flushes)
+    begun = split(manifest) if split is not None else None
+    owner = Owner(writer=writer_id, claimed_at=log.clock.now(), flushes=flushes, split=begun.id if begun is not None else None)
     # What the cursor had passed when the store was found empty is not in it; what others wrote since is.
     floor = max(manifest.wal_floor, survey.manifest.cursor.position) if survey.begun_anew else manifest.wal_floor
-    return manifest.but(epoch=manifest.epoch + 1, owner=owner, wal=survey.wal.but(clean_at=manifest.wal.clean_at), wal_floor=floor)
+    return (manifest if manifest.state == "active" else manifest.unsplit()).but(
+        epoch=manifest.epoch + 1,
+        owner=owner,
+        wal=survey.wal.but(clean_at=manifest.wal.clean_at),
+        wal_floor=floor,
+        state="active" if begun is None else "splitting",
+        split=begun,
+        splits_begun=manifest.splits_begun + (begun is not None),
+    )
 
 
 # -- 3. walk
@@ -424,7 +448,7 @@ def verify_change(log: ShardLog, manifest: ShardManifest, epoch: int, walk: Walk
 
 def check_epoch(log: ShardLog, manifest: ShardManifest, epoch: int, position: int | None = None) -> None:
     """Raise FencedError if the epoch is no longer ours. Part of every commit of a writer."""
-    if manifest.epoch != epoch or manifest.state == "dropped":
+    if manifest.epoch != epoch or manifest.state in ("retired", "dropped"):
         raise _fenced(log, epoch, manifest.epoch, position)
 
 
