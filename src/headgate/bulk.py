@@ -365,3 +365,14 @@ class _Routes:
             else:
                 marks = np.asarray(part.rows.column(OP).to_numpy(zero_copy_only=False))
                 yield part.shard, MarkedRows(part.rows.drop_columns([OP]), marks if marks.any() else None)
+
+
+def shard_ids(rule: ShardingRule, rows: pa.RecordBatch) -> pa.DictionaryArray:
+    """The shard of each row."""
+    numbered = pa.RecordBatch.from_arrays([*rows.columns, pa.array(np.arange(rows.num_rows))], names=[*rows.schema.names, OP])
+    places = np.zeros(rows.num_rows, np.int32)
+    names: list[str] = []
+    for part in split_rows(rule, numbered):
+        places[part.rows.column(OP).to_numpy()] = len(names)
+        names.append(part.shard)
+    return pa.DictionaryArray.from_arrays(pa.array(places), pa.array(names, pa.string()))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headgate.spark.frame import read, snapshot
+    from headgate.spark.route import partition_by_shard
     from headgate.spark.session import register, session
     from headgate.spark.types import arrow_schema, spark_schema
 
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
 _ROOMS = {
     "read": "frame",
     "snapshot": "frame",
+    "partition_by_shard": "route",
     "register": "session",
     "session": "session",
     "arrow_schema": "types",
     "spark_schema": "types",
 }
 
-__all__ = ["arrow_schema", "read", "register", "session", "snapshot", "spark_schema"]
+__all__ = ["arrow_schema", "partition_by_shard", "read", "register", "session", "snapshot", "spark_schema"]
 
 
 def __getattr__(name: str) -> Any:
