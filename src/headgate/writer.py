@@ -696,7 +696,11 @@ class ShardWriter:
     def _recount(self) -> None:
         assert self._generations is not None, "only writers with a MemTable make generations"
         try:
-            self._generations.recount(self._log.manifests.load())
+            manifest = self._log.manifests.load()
+            check_epoch(self._log, manifest, self.epoch)
+            self._generations.recount(manifest)
+        except FencedError as error:
+            self._pipeline.fail(error)  # whoever waits for room would wait for ever (M03)
         except HeadgateError as error:  # the next tick looks again
             logger.debug("shard %s: its manifest could not be read: %s", self.shard, error.message)
 
