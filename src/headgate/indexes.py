@@ -46,6 +46,10 @@ def vector_index(
     return VectorIndex(column=_checked_name(column), metric=metric, approximate_from=approximate_from)
 
 
+def indexed_scalars(indexes: Iterable[AnyIndex]) -> tuple[str, ...]:
+    return tuple(index.column for index in indexes if isinstance(index, ScalarIndex))
+
+
 def indexed_vectors(indexes: Iterable[AnyIndex]) -> tuple[VectorColumn, ...]:
     """What large slices are to have an index of."""
     return tuple(

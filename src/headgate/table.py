@@ -34,7 +34,7 @@ from headgate.errors import (
 )
 from headgate.failpoint import failpoint
 from headgate.feed import Offset, change_schema
-from headgate.indexes import check_indexes, indexed_vectors
+from headgate.indexes import check_indexes, indexed_scalars, indexed_vectors
 from headgate.life.alter import with_columns, with_renamed, with_widened, without_columns
 from headgate.life.clone import clone_table, detach_table, let_go
 from headgate.life.create import load_if_there, opened
@@ -637,7 +637,7 @@ class Table:
         self.refresh()
         clock = self._places.clock
         start, columnar = clock.monotonic(), self._places.columnar()
-        columnar.vectors = indexed_vectors(self.indexes)
+        columnar.vectors, columnar.scalars = indexed_vectors(self.indexes), indexed_scalars(self.indexes)
         parts = [
             compact_shard(shard.log, columnar, partial(self._watch.latest, force=True), max_memory=max_memory, full=full, progress=progress)
             for shard in self._chosen(shards)

@@ -36,7 +36,7 @@ from headgate.errors import (
 )
 from headgate.failpoint import failpoint
 from headgate.flush import Generations
-from headgate.indexes import indexed_vectors
+from headgate.indexes import indexed_scalars, indexed_vectors
 from headgate.keys import rows_of
 from headgate.manifest.model import ChainPoint, ProducerMark, ShardManifest
 from headgate.memtable import Fresh, MemTableStats, unpinned
@@ -706,7 +706,8 @@ class ShardWriter:
 
     def _compact(self, columnar: Columnar) -> None:
         columnar = copy(columnar)  # what it writes is large and stays, unlike what is flushed
-        columnar.vectors = indexed_vectors(self._watch.manifest.indexes) if self._watch is not None else ()
+        indexes = self._watch.manifest.indexes if self._watch is not None else ()
+        columnar.vectors, columnar.scalars = indexed_vectors(indexes), indexed_scalars(indexes)
         try:
             compact_shard(
                 self._log, columnar, lambda: self._rules_for(1), max_memory=self._config.max_memtable_size, progress=self._stop_if_closed

@@ -76,3 +76,17 @@ def test_small_slices_and_those_of_flushes_have_no_index(tmp_path: Path) -> None
 def test_a_threshold_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(hg.InvalidInputError, match="approximate_from"):
         hg.vector_index("e", approximate_from=0)
+
+
+def test_compaction_indexes_the_values_of_large_slices_and_filters_find_the_same(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), False), pa.field("ts", pa.int64())])
+    count = 1 << 16
+    table = hg.create_table(str(tmp_path / "t"), schema, key="id", indexes=[hg.scalar_index("ts")])
+    table.load(pa.table([pa.array(np.arange(count)), pa.array(np.arange(count)[::-1].copy())], schema=schema))
+    table.load(pa.table([pa.array([count]), pa.array([77])], schema=schema))
+    table.compact(full=True)
+    assert has_index(table)
+    with table.writer() as writer:  # a row that was replaced since is not found by its old value
+        writer.put([{"id": count, "ts": -1}]).wait()
+        assert table.scan(filter="ts = 77").to_arrow()["id"].to_pylist() == [count - 78]
+        assert sorted(table.scan(filter="ts < 3").to_arrow()["ts"].to_pylist()) == [-1, 0, 1, 2]

@@ -70,6 +70,8 @@ class Columnar(ABC):
 
     vectors: tuple[VectorColumn, ...] = ()
     """Whose slices are large and stay for long, as compaction's do, says here what to index in them."""
+    scalars: tuple[str, ...] = ()
+    """The same for columns that filters compare: slices of many rows get an index of their values."""
 
     parallel_reads: int = 1
     """How many reads at once pay, by threads of the caller's. 1: none, as where a simulation decides who runs."""

@@ -31,6 +31,7 @@ logger = logging.getLogger("headgate")
 _ROWS_PER_FILE = (1 << 31) - 1  # Lance counts them in 32 bits, and more than fit come to a file per batch
 _BYTES_PER_FILE = 1 << 60
 _SAMPLES_PER_PARTITION = 32
+_SCALAR_ROWS_LEAST = 1 << 16
 _PROBES_LEAST, _PROBES_SHARE = 20, 8
 _BATCHES_AHEAD = 4
 _AHEAD_BYTES = 64 << 20
@@ -89,7 +90,10 @@ class LanceColumnar(Columnar):
         size = sum(file.file_size_bytes or 0 for fragment in dataset.get_fragments() for file in fragment.data_files())
         for vector in self.vectors:
             if rows >= vector.rows_least and vector.name in schema.names:
-                _index(dataset, vector, rows, path)
+                _index_vectors(dataset, vector, rows, path)
+        for name in self.scalars:
+            if rows >= _SCALAR_ROWS_LEAST and name in schema.names:
+                _index_values(dataset, name, path)
         if self._place.scheme == "file" and self._fsync:
             sync_tree(self.uri(path), above=self._place.path)
         return SliceRecord(path=path, rows=rows, bytes=size)
@@ -107,7 +111,7 @@ class LanceColumnar(Columnar):
                 raise
 
 
-def _index(dataset: Any, vector: VectorColumn, rows: int, path: str) -> None:
+def _index_vectors(dataset: Any, vector: VectorColumn, rows: int, path: str) -> None:
     """An index for nearest neighbours: vectors by partition, as they are. One that cannot be made is not missed: all are looked at."""
     try:
         dataset.create_index(
@@ -115,6 +119,14 @@ def _index(dataset: Any, vector: VectorColumn, rows: int, path: str) -> None:
         )
     except Exception as error:  # whatever it is, the rows are there, and so is the search
         logger.warning("%s: no index of %s: %s", path, vector.name, _told(error))
+
+
+def _index_values(dataset: Any, name: str, path: str) -> None:
+    """An index of a column's values in order. Lance uses it for filters by itself."""
+    try:
+        dataset.create_scalar_index(name, "BTREE")
+    except Exception as error:  # as above
+        logger.warning("%s: no index of %s: %s", path, name, _told(error))
 
 
 def _partitions(rows: int) -> int:
