@@ -45,9 +45,9 @@ from headgate.compact import (
     untouched_slices,
     withdraw,
 )
-from headgate.errors import InvalidInputError
+from headgate.errors import CommitConflictError, DataLossError, InvalidInputError, ObjectMissingError
 from headgate.failpoint import failpoint
-from headgate.indexes import indexed_vectors
+from headgate.indexes import indexed_scalars, indexed_vectors
 from headgate.keys import KeyOrder, Keys
 from headgate.manifest.model import RunRecord, SliceRecord
 from headgate.meters import COMPACTION_BYTES_WRITTEN, COMPACTION_FAILURES, COMPACTION_ROWS_READ, COMPACTION_ROWS_WRITTEN
@@ -84,6 +84,8 @@ class WrittenRange:
     slices_kept: int = 0
     rows_kept: int = 0
     bytes_kept: int = 0
+    missing: str | None = None
+    """A file that was not there any more; nothing was written. Writing it again would not help."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +114,15 @@ class ShardCompaction:
         return sum(run.rows for run in self.records)
 
     def write(self, number: int, progress: Progress | None = None) -> WrittenRange:
-        """Merge one range into slices that nobody sees yet. In any process, as often as needed.
+        """Merge one range into slices that nobody sees yet. In any process, as often as needed."""
+        try:
+            return self._write(number, progress)
+        except ObjectMissingError as error:
+            return WrittenRange(number, (), missing=error.object)
 
-        Raises:
-            ObjectMissingError: another compaction has merged these runs, and they were collected.
-        """
+    def _write(self, number: int, progress: Progress | None) -> WrittenRange:
         log, columnar = self.shard.log, self.shard.places.columnar()
-        columnar.vectors = indexed_vectors(self.shard.indexes)
+        columnar.vectors, columnar.scalars = indexed_vectors(self.shard.indexes), indexed_scalars(self.shard.indexes)
         runs = [OpenRun(record, columnar) for record in self.records]
         parts = list(_windows(runs, self.rules, self.ranges[number]))
         total = sum(run.rows for run in parts)
@@ -140,7 +144,9 @@ class ShardCompaction:
 
         Raises:
             CommitConflictError: another compaction was faster, or the lease is over. Nothing was changed.
+            DataLossError: a file of the runs is lost.
         """
+        self._check_there(written)
         by_number = {one.number: one for one in written}
         missing = [number for number in range(len(self.ranges)) if number not in by_number]
         if missing:
@@ -179,6 +185,24 @@ class ShardCompaction:
             seconds=0.0,
             shards={log.shard: after},
         )
+
+    def _check_there(self, written: Sequence[WrittenRange]) -> None:
+        missing = next((one.missing for one in written if one.missing is not None), None)
+        if missing is None:
+            return
+        named = {part.path for run in self.shard.log.manifests.load().runs for part in run.slices}
+        self.abort()
+        if missing in named:
+            raise DataLossError(f"{missing} is missing, and the manifest names it", object=missing)
+        raise CommitConflictError(f"{missing} was merged by another compaction, and collected", hint="compact again")
+
+    def done(self) -> float:
+        """About how much of the work is written, from 0 to 1, by what is in the store. Slices that are kept count when all is done."""
+        log = self.shard.log
+        prefix = f"shards/{log.shard}-{log.table_id}/runs/{self.attempt}-"
+        names = (info.key[len(prefix) :].split("/")[:2] for info in self.shard.places.table_store().list(prefix))
+        count = len({tuple(name) for name in names})
+        return min(1.0, count / max(len(self.ranges), -(-self.rows // self.slice_rows)))
 
     def renew(self) -> None:
         """A longer lease, for work that takes long. Raises CommitConflictError if it is over."""

@@ -13,14 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headgate.spark.frame import read, snapshot
+    from headgate.spark.jobs import compact, gc, verify
     from headgate.spark.route import partition_by_shard
     from headgate.spark.session import register, session
+    from headgate.spark.transfer import load, reshard
     from headgate.spark.types import arrow_schema, spark_schema
 
 # The module of each name. No module is called like one of them: once it was imported it would stand in its place.
 _ROOMS = {
     "read": "frame",
     "snapshot": "frame",
+    "compact": "jobs",
+    "gc": "jobs",
+    "verify": "jobs",
+    "load": "transfer",
+    "reshard": "transfer",
     "partition_by_shard": "route",
     "register": "session",
     "session": "session",
@@ -28,7 +35,20 @@ _ROOMS = {
     "spark_schema": "types",
 }
 
-__all__ = ["arrow_schema", "partition_by_shard", "read", "register", "session", "snapshot", "spark_schema"]
+__all__ = [
+    "arrow_schema",
+    "compact",
+    "gc",
+    "load",
+    "partition_by_shard",
+    "read",
+    "register",
+    "reshard",
+    "session",
+    "snapshot",
+    "spark_schema",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:
