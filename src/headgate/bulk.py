@@ -39,6 +39,7 @@ from headgate.failpoint import failpoint
 from headgate.manifest.model import RunRecord, ShardingRule
 from headgate.new_shards import add_shards
 from headgate.quarantine import Quarantine
+from headgate.retired import publish
 from headgate.schema import RowRules
 from headgate.shard import Places
 from headgate.sharding import split_rows
@@ -212,11 +213,15 @@ class BulkLoad:
         split = [shard for shard in shards if rooms.log(shard).manifests.load().state != "active"]
         until = clock.monotonic() + _SPLIT_SECONDS
         while split and clock.monotonic() < until:
-            clock.sleep(_SPLIT_POLL_SECONDS)
+            for shard in split:
+                found = rooms.log(shard).manifests.load()
+                if found.state == "retired":  # it is decided: if nobody has told the table, we do
+                    publish(rooms.watch(), found)
             if list(rooms.watch().manifest.shards) != list(shards):
                 return True
             if all(rooms.log(shard).manifests.load().state == "active" for shard in split):
                 return True
+            clock.sleep(_SPLIT_POLL_SECONDS)
         return False
 
     def is_committed(self) -> bool:

@@ -84,6 +84,57 @@ def test_an_identity_shard_that_another_writer_made_does_not_stop_a_load(tmp_pat
     assert table.scan().count() == 10
 
 
+def test_p14_what_was_written_for_a_shard_that_was_split_since_is_written_again_for_its_parts(table: hg.Table) -> None:
+    with table.writer(hg.ShardWriterConfig(fsync=False)) as writer:
+        writer.put(rows(0, 100)).wait()
+    load = table.bulk_load("app", 1)
+    early = load.write(rows(50, 150, "b"))
+    gone = load.write(pa.table({"id": range(10), "_op": ["delete"] * 10, "v": pa.nulls(10, pa.string())}))
+    table.split_shard("0000")
+    late = load.write(rows(150, 200, "c"))  # by a task that knows the parts, in which nobody has registered the load
+    table.gc(dry_run=False, min_age=0)
+    assert load.commit([early, gone, late]).committed
+    assert not load.commit([early, gone, late]).committed
+    load.abort()
+    found = hg.open_table(table.uri).scan().to_arrow().sort_by("id").to_pylist()
+    assert found == [{"id": i, "v": "a" if i < 50 else "b" if i < 150 else "c"} for i in range(10, 200)]
+    assert table.verify(deep=True).ok
+
+
+@pytest.mark.parametrize("step", ["split.claimed", "split.flushed", "split.pinned", "split.child", "split.retired", "split.published"])
+def test_p14_a_split_in_the_midst_of_a_commit_loses_and_doubles_nothing(table: hg.Table, step: str) -> None:
+    """The split goes up to a step, the commit begins and finds it so; then the split goes on."""
+    import threading
+
+    from headgate.failpoint import hooked
+
+    load = table.bulk_load("app", 1)
+    files = load.write(rows(0, 100))
+    reached, go_on, splitter = threading.Event(), threading.Event(), threading.Event()
+
+    def stop(name: str) -> None:
+        if threading.current_thread().name == "splitter" and name == step:
+            reached.set()
+            assert go_on.wait(30)
+        if threading.current_thread().name != "splitter" and name == "bulk.joined" and not splitter.is_set():
+            splitter.set()
+            threading.Timer(0.05, go_on.set).start()
+
+    with hooked(stop):
+        thread = threading.Thread(target=lambda: hg.open_table(table.uri).split_shard("0000"), name="splitter")
+        thread.start()
+        assert reached.wait(30)
+        if step in ("split.retired", "split.published"):
+            go_on.set()
+        report = load.commit([files])
+        go_on.set()
+        thread.join()
+    assert report.committed
+    assert ids(hg.open_table(table.uri)) == list(range(100))
+    assert len(hg.open_table(table.uri).shards) == 3
+    assert table.verify(deep=True).ok
+
+
 def test_a_lease_that_is_over_brings_in_nothing(table: hg.Table) -> None:
     load = table.bulk_load("app", 1)
     files = load.write(rows(0, 10))
