@@ -267,7 +267,7 @@ class Pipeline:
                     self._counts.timeouts += 1
                     if self._stalled:
                         raise BackpressureTimeoutError(
-                            f"shard {self._shard}: too many generations are to be compacted, and were for {timeout} s; nothing was accepted",
+                            f"shard {self._shard}: too many generations are to be compacted, for {timeout} s now; nothing was accepted",
                             hint="compact the table, or raise max_pending_generations; the writer's log says why its own compaction fails",
                         )
                     raise BackpressureTimeoutError(
