@@ -77,9 +77,9 @@ def pick(runs: Sequence[RunRecord], cursor: int, *, full: bool, detach: bool = F
     """Which runs to merge next: from the first index up to the second. None: there is nothing to gain.
 
     Only what lies below the cursor is closed: nothing can come between those runs any more. Tiered by
-    size: the newest runs are merged with the one before them as long as that is no more than
-    ``_TIER_RATIO`` times as large as they are together, so a row is rewritten a logarithmic number
-    of times. ``full``: all of them. ``detach``: those with files of another table, and no others. A run of a shard that was
+    size: the newest runs are merged, back to the oldest that is no more than ``_TIER_RATIO`` times as
+    large as all that are newer together, so a row is rewritten a logarithmic number of times.
+    ``full``: all of them. ``detach``: those with files of another table, and no others. A run of a shard that was
     split holds rows of the other part, too: it is rewritten by itself, before anything else.
     """
     closed = sum(1 for run in runs if run.end <= cursor)
@@ -95,9 +95,10 @@ def pick(runs: Sequence[RunRecord], cursor: int, *, full: bool, detach: bool = F
     if full or closed < 2:
         return None
     first, size = closed - 1, runs[closed - 1].rows
-    while first > 0 and runs[first - 1].rows <= _TIER_RATIO * size:
-        first -= 1
-        size += runs[first].rows
+    for number in range(closed - 2, -1, -1):  # beyond one that is too large: the newest may be tiny by chance, and would stop it all
+        if runs[number].rows <= _TIER_RATIO * size:
+            first = number
+        size += runs[number].rows
     return (first, closed) if closed - first >= 2 else None
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -57,13 +57,14 @@ class LanceColumnar(Columnar):
 
         rows = 0
         failure: Exception | None = None
+        has_decimals = any(_has(field.type, pa.types.is_decimal) for field in schema)
 
         def counted() -> Iterator[pa.RecordBatch]:
             nonlocal rows, failure
             try:
                 for batch in batches:
                     rows += batch.num_rows
-                    yield batch
+                    yield _aligned(batch) if has_decimals else batch
             except Exception as error:  # Lance would tell it as its own: whoever gave us the rows should hear what he said
                 failure = error
                 raise
@@ -133,18 +134,32 @@ def _partitions(rows: int) -> int:
     return max(1, int(rows**0.5))
 
 
+def _aligned(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Lance takes decimals at multiples of 16 bytes only; what another process sent lies at multiples of 8."""
+    columns = [
+        pa.concat_arrays([column, column.slice(0, 0)])  # a copy
+        if _has(column.type, pa.types.is_decimal) and any(b is not None and b.address % 16 for b in column.buffers())
+        else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
 def _storage_version(schema: pa.Schema) -> Literal["2.0"] | None:
     """The file format: 2.0 is written and scanned in about half the time of the default, for files a fifth larger.
 
     It cannot tell a struct that is null from one whose fields are, so tables with structs get the default.
     """
-    return None if any(_has_struct(field.type) for field in schema) else "2.0"
+    return None if any(_has(field.type, _is_struct) for field in schema) else "2.0"
 
 
-def _has_struct(kind: pa.DataType) -> bool:
-    if pa.types.is_struct(kind) or pa.types.is_map(kind):
-        return True
-    return bool(pa.types.is_nested(kind)) and any(_has_struct(kind.field(i).type) for i in range(kind.num_fields))
+def _is_struct(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(kind) or pa.types.is_map(kind))
+
+
+def _has(kind: pa.DataType, is_one: Callable[[pa.DataType], bool]) -> bool:
+    """Is it one of these, or any part of it?"""
+    return is_one(kind) or (bool(pa.types.is_nested(kind)) and any(_has(kind.field(i).type, is_one) for i in range(kind.num_fields)))
 
 
 class LanceSlice(Slice):
