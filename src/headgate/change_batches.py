@@ -20,7 +20,7 @@ in one part, in order: whoever takes the rows of a part as they come sees those 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ import pyarrow as pa
 from headgate.checkpoint import unpin
 from headgate.clock import Clock, map_ordered
 from headgate.consumer import AT_ONCE, Beginning, OpenConsumer, Start, pin_snapshot, start_of
-from headgate.errors import InvalidInputError, NotFoundError, WalTruncatedError
+from headgate.errors import InvalidInputError, NotFoundError, SnapshotExpiredError, WalTruncatedError
 from headgate.feed import Horizon, Offset, change_schema, cuts_between, earliest, horizon, latest, next_shards, read, stamped
 from headgate.manifest.model import ShardManifest
 from headgate.shard import Shard
@@ -104,7 +104,6 @@ class HasShards:
         self,
         shards: Callable[[], Sequence[Shard]],
         handle: Callable[[str], Shard],
-        snapshot: Callable[[str], Snapshot],
         settle: Callable[[Shard, ShardManifest], object],
         clock: Clock,
     ) -> None:
@@ -112,20 +111,35 @@ class HasShards:
         Args:
             shards: those of now.
             handle: one by its id, also one that was split since.
-            snapshot: what a checkpoint holds.
             settle: have announcements decided whose lease is over.
         """
         self.shards, self.handle, self.settle, self.clock = shards, handle, settle, clock
-        self._snapshot = snapshot
-        self._kept: dict[str, Snapshot] = {}
+        self._kept: dict[tuple[str, str], Snapshot] = {}
 
-    def snapshot(self, pin: str) -> Snapshot:
-        """What a checkpoint holds, with what this process has opened of it."""
-        known = self._kept.pop(pin, None) or self._snapshot(pin)
+    def snapshot(self, shard: str, pin: str) -> Snapshot:
+        """What a checkpoint holds of one shard, with what this process has opened of it."""
+        known = self._kept.pop((shard, pin), None)
+        if known is None:
+            handle = self.handle(shard)
+            if pin not in handle.log.manifests.load().checkpoints:
+                raise SnapshotExpiredError(
+                    f"the snapshot {pin} of shard {shard} is gone", hint="begin again with a new checkpoint; leaseTtl holds it longer"
+                )
+            known = Snapshot(f"{shard}/{pin}", handle.places.table.uri, (handle,), handle.rules, pin)
         while len(self._kept) >= _SNAPSHOTS_KEPT:
             del self._kept[next(iter(self._kept))]
-        self._kept[pin] = known
+        self._kept[shard, pin] = known
         return known
+
+    def descendants(self, id: str) -> set[str]:
+        """The shards that a shard was split into, and what those were split into."""
+        found: set[str] = set()
+        waiting = [id]
+        while waiting:
+            children = next_shards(self.handle(waiting.pop()).log.manifests.load()).keys() - found
+            found |= children
+            waiting += children
+        return found
 
 
 class ChangeBatches:
@@ -157,7 +171,7 @@ class ChangeBatches:
     def begin(self) -> Cut:
         """Where it all begins. The same again, however often it is asked for (P12). With a consumer: where that is."""
         if self._begin is None:
-            shards = list(self._table.shards())
+            shards = list(self._lines(self._start if isinstance(self._start, Mapping) else ()).values())
             if self._name is not None:
                 self._consumer = self._open(shards, self._start)
                 self._begin = {id: _place(start) for id, start in self._consumer.starts.items()}
@@ -177,12 +191,18 @@ class ChangeBatches:
         self._remember(cut)
         if self._name is None or self._consumer is not None:
             return
-        shards = {shard.id: shard for shard in self._table.shards()}
-        shards |= {id: self._table.handle(id) for id in cut if id not in shards}
+        shards = self._lines(cut)
         given = [(shards[id], place.offset) for id, place in cut.items() if place.snapshot is None]
         there = self._each(lambda one: self._there(*one), given)
         self._consumer = self._open(list(shards.values()), {one[0].id: offset for one, offset in zip(given, there, strict=True)})
         self._done = {id: place for id, place in cut.items() if place.snapshot is None}
+
+    def _lines(self, read: Iterable[str]) -> dict[str, Shard]:
+        """The shards to read, if these are being read: those that were split since first, and their children after them."""
+        shards = {shard.id: shard for shard in self._table.shards()}
+        split = [id for id in read if id not in shards]
+        later = set().union(*(self._table.descendants(id) for id in split))
+        return {id: self._table.handle(id) for id in split} | {id: shard for id, shard in shards.items() if id not in later}
 
     def _open(self, shards: Sequence[Shard], where: Beginning | Mapping[str, Offset]) -> OpenConsumer:
         assert self._name is not None
@@ -280,19 +300,17 @@ class ChangeBatches:
         found: Mapping[str, Horizon],
         until: Mapping[str, CutPlace] | None,
     ) -> None:
-        later: set[str] = set()
         for id, one in found.items():
             children = next_shards(one.manifest)
-            if not children:
+            if not children or cut[id].offset < one.end:
                 continue
-            later |= children.keys()
-            is_over = one.manifest.state == "retired" and cut[id].offset >= one.end
-            if is_over and (until is None or until.keys() >= children.keys()):
+            # A child that is not there any more was split itself: what it came to may be below ``until``.
+            if until is None or all(child in until or child not in shards for child in children):
                 del end[id]
                 for child, offset in children.items():
                     end[child] = self._enter(self._table.handle(child), offset)
-        for id, shard in shards.items():
-            if id not in end and id not in later and (until is None or id in until):
+        for id, shard in self._lines(end).items():
+            if id not in end and (until is None or id in until):
                 end[id] = self._enter(shard, None)
 
     def _enter(self, shard: Shard, offset: Offset | None) -> CutPlace:
@@ -331,10 +349,8 @@ class ChangeBatches:
 
     def _snapshot_parts(self, id: str, place: CutPlace, columns: Sequence[str] | None) -> Iterator[Stretch]:
         assert place.snapshot is not None
-        snapshot = self._table.snapshot(place.snapshot)
-        for part in snapshot.parts(columns):
-            if snapshot.shards[part.shard].id == id:
-                yield Stretch(id, place.offset, place.offset, place.snapshot, part)
+        for part in self._table.snapshot(id, place.snapshot).parts(columns):
+            yield Stretch(id, place.offset, place.offset, place.snapshot, part)
 
     def _cut_up(self, stretches: Sequence[Stretch], parts_min: int) -> list[Stretch]:
         total = sum(_lag(one.start, one.end) for one in stretches)
@@ -456,9 +472,8 @@ def _read_changes(shard: Shard, stretch: Stretch, fail_on_data_loss: bool) -> It
 def _read_snapshot(table: HasShards, stretch: Stretch) -> Iterator[pa.RecordBatch]:
     assert stretch.snapshot is not None
     assert stretch.part is not None
-    snapshot = table.snapshot(stretch.snapshot)
-    shard = snapshot.shards[stretch.part.shard]
-    time = _taken_at(shard, stretch.snapshot)
+    snapshot = table.snapshot(stretch.shard, stretch.snapshot)
+    time = _taken_at(table.handle(stretch.shard), stretch.snapshot)
     schema = change_schema(snapshot.rules)
     for rows in snapshot.read(stretch.part):
         marks = stamped(rows.num_rows, None, stretch.start.position, stretch.start.load, time)

@@ -534,7 +534,6 @@ class Table:
         return HasShards(
             lambda: self.refresh().shards,
             self._shard_once,
-            lambda pin: self.snapshot(at=pin),
             lambda shard, manifest: self._transactions().resolve(shard.log, manifest),
             self._places.clock,
         )
