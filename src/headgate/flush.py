@@ -435,7 +435,7 @@ class Generations:
         places = [run.end for run in manifest.runs if run.first == run.end]
         if any(first < place < end for place in places):
             raise _LoadInside(places)
-        record = record.but(first=max([record.first, *(place for place in places if place <= first)]))
+        record = record.but(first=max([record.first, *(run.end for run in manifest.runs if run.end <= first)]))
         older = sum(run.end <= record.first for run in manifest.runs)
         segments, walk = manifest.ends(), self._walk
         merged = dict(manifest.producers)

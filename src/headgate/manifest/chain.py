@@ -24,6 +24,7 @@ from headgate.clock import Clock
 from headgate.errors import (
     CommitConflictError,
     CorruptEntryError,
+    DataLossError,
     NotFoundError,
     ObjectMissingError,
     OutcomeUnknownError,
@@ -117,9 +118,7 @@ class ManifestChain(Generic[AnyManifest]):
         of the versions between are not known: whoever committed one of them learns that it did not happen, and does it again.
         """
         unknown = ("unreadable",) * (damaged - good.version)
-        proposal = good.but(
-            version=damaged + 1, id=self._clock.token(), history=(*good.history, good.id, *unknown)[-HISTORY_VERSIONS_MAX:]
-        )
+        proposal = good.but(version=damaged + 1, id=self._clock.token(), history=(*good.history, good.id, *unknown)[-HISTORY_VERSIONS_MAX:])
         return create_exactly(self._store, self.key(proposal.version), encode_document(proposal), self._clock, self._policy) is None
 
     def _read(self, version: int) -> AnyManifest:
@@ -168,6 +167,10 @@ class ManifestChain(Generic[AnyManifest]):
                 id=self._clock.token(),
                 history=(*current.history, current.id)[-HISTORY_VERSIONS_MAX:],
             )
+            if (wrong := proposal.contradiction()) is not None:  # nobody could read it: better no change than that
+                raise DataLossError(
+                    f"{self.place} was not changed, because it would contradict itself: {wrong}", object=self.key(proposal.version)
+                )
             failpoint("commit.loaded")
             if self._create(proposal):
                 MANIFEST_COMMITS.add(1, self.place)

@@ -63,6 +63,10 @@ class Manifest(Record):
         """Where it belongs, if it says so."""
         return None
 
+    def contradiction(self) -> str | None:
+        """What cannot be, if something in it cannot."""
+        return None
+
 
 class Segment(NamedTuple):
     """``epochs`` epochs from ``epoch`` on, the first sealed at ``end``, each next one at the next position.
@@ -365,32 +369,38 @@ class ShardManifest(Manifest):
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
         """Checked when read: a manifest that contradicts itself must not lead anybody anywhere."""
+        if (wrong := self.contradiction()) is not None:
+            raise ValueError(wrong)
+        return self
+
+    def contradiction(self) -> str | None:
+        """Checked before it is written, too."""
         last = ChainPoint(0, -1)
         for row in self.segments:
             if row.epochs < 1 or row.epoch <= last.epoch or row.end <= last.position or row.epoch + row.epochs > self.epoch:
-                raise ValueError(f"segment {tuple(row)} is out of order")
+                return f"segment {tuple(row)} is out of order"
             last = ChainPoint(row.epoch + row.epochs - 1, row.end + row.epochs - 1)
         ends = self.ends()
         for point in (self.cursor, self.resume or self.cursor):
             end = ends.end_of(point.epoch)
             highest = POSITION_MAX if end is None else end
             if not 1 <= point.epoch <= max(1, self.epoch) or not 0 <= point.position <= highest:
-                raise ValueError(f"{tuple(point)} is not on the chain")
+                return f"{tuple(point)} is not on the chain"
         if self.epoch - last.epoch > EPOCHS_OPEN_MAX:
-            raise ValueError(f"epoch {self.epoch} is out of reach of the last one that ended, {last.epoch}")
+            return f"epoch {self.epoch} is out of reach of the last one that ended, {last.epoch}"
         if not all(-1 <= position <= POSITION_MAX for position in (self.wal_position_last_seen, self.wal_floor, self.wal_collected)):
-            raise ValueError("a position is out of range")
+            return "a position is out of range"
         position = 0
         for run in self.runs:
             if not position <= run.first <= run.end or (run.end > self.cursor.position and run.first < run.end):
-                raise ValueError(f"run {run.id} is out of order")
+                return f"run {run.id} is out of order"
             position = run.end
         place, number = 0, self.load_floor
         for load in self.loads:
             if not (number < load.number < self.next_load and place <= load.position <= POSITION_MAX):
-                raise ValueError(f"load {load.number} is out of order")
+                return f"load {load.number} is out of order"
             place, number = load.position, load.number
-        return self
+        return None
 
     @property
     def folder(self) -> str | None:
