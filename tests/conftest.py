@@ -192,6 +192,7 @@ class Actor:
         except BaseException as error:
             self.error = error
         self.ended, self.at = True, None
+        self.free = True  # another thread may get this one's number
         self._back.release()
 
     def pause(self, name: str) -> None:

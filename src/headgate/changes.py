@@ -28,7 +28,7 @@ import pyarrow as pa
 from headgate.checkpoint import refresh_pin, unpin
 from headgate.clock import Clock, map_ordered
 from headgate.consumer import AT_ONCE, Beginning, OpenConsumer, Start, pin_snapshot, start_of
-from headgate.errors import InvalidInputError, NotFoundError, SnapshotExpiredError
+from headgate.errors import InvalidInputError, NotFoundError, SnapshotExpiredError, WalTruncatedError
 from headgate.feed import OFFSET, Horizon, Offset, change_schema, horizon, next_shards, read, stamped
 from headgate.manifest.model import ShardManifest
 from headgate.query.scan import Scan
@@ -156,7 +156,14 @@ class Changes(Iterator[pa.RecordBatch]):
         return self
 
     def __next__(self) -> pa.RecordBatch:
-        return next(self._batches)
+        try:
+            return next(self._batches)
+        except (NotFoundError, SnapshotExpiredError, WalTruncatedError):
+            # What is missing was held for whoever has the consumer: is that still this reader?
+            if self._consumer is not None:
+                for line in self._lines.values():
+                    self._consumer.check(line.shard)
+            raise
 
     def __enter__(self) -> Changes:
         return self

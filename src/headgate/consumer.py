@@ -196,11 +196,7 @@ def advance(log: ShardLog, name: str, owner: str, to: Offset) -> None:
     now = log.clock.now()
 
     def change(manifest: ShardManifest) -> ShardManifest | None:
-        record = manifest.consumers.get(name)
-        if record is None:
-            raise NotFoundError(f"shard {log.shard} has no consumer {name!r}", hint="it was dropped; what it held may be collected")
-        if record.owner != owner:
-            raise ConsumerTakenError(f"shard {log.shard}: another reader has taken over the consumer {name!r}")
+        record = owned(log, manifest, name, owner)
         if to.load >= manifest.next_load:
             raise InvalidInputError(f"offset {tuple(to)} lies past the last load of shard {log.shard}, {manifest.next_load - 1}")
         moved = _moved(record, to, now)
@@ -208,6 +204,16 @@ def advance(log: ShardLog, name: str, owner: str, to: Offset) -> None:
 
     log.manifests.commit(change)
     failpoint("consumer.advanced")
+
+
+def owned(log: ShardLog, manifest: ShardManifest, name: str, owner: str) -> ConsumerRecord:
+    """The record, if it is there and still ours."""
+    record = manifest.consumers.get(name)
+    if record is None:
+        raise NotFoundError(f"shard {log.shard} has no consumer {name!r}", hint="it was dropped; what it held may be collected")
+    if record.owner != owner:
+        raise ConsumerTakenError(f"shard {log.shard}: another reader has taken over the consumer {name!r}")
+    return record
 
 
 def drop(log: ShardLog, name: str) -> bool:
@@ -285,6 +291,10 @@ class OpenConsumer:
     def add(self, shard: HasFeed, where: Offset | Beginning = "origin") -> Start:
         """A shard that came since."""
         return claim(shard, self.name, self._owner, where, None, is_new=False)
+
+    def check(self, shard: HasFeed) -> None:
+        """Is it still ours? Raises what ``advance`` would."""
+        owned(shard.log, shard.log.manifests.load(), self.name, self._owner)
 
     def advance(self, shard: HasFeed, to: Offset) -> None:
         """All before this offset was read, the snapshot before it included. Never moves back.

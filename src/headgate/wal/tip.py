@@ -9,6 +9,7 @@ trimmed is on the chain too. Only what lies beyond is walked.
 
 from __future__ import annotations
 
+from headgate.failpoint import failpoint
 from headgate.manifest import ChainPoint, ShardManifest
 from headgate.wal.log import ShardLog
 from headgate.wal.marker import check_place
@@ -40,6 +41,8 @@ def find_tip(log: ShardLog) -> tuple[ShardManifest, ChainPoint]:
         known = max(locate(manifest, manifest.wal_position_last_seen + 1), manifest.walk_from(replay=False))
         point = max(point, known) if point.position >= known.position else known
         tip = _listed_end(log, manifest, point) if point.epoch == manifest.epoch else _read_end(log, manifest, point)
+        failpoint("tip.found")
+        # After the tip, for those who ask what may be placed before it (feed), too.
         now = log.manifests.load()
         # With the cursor where it was, nothing from there on was collected, so every seal met is real.
         if now.epoch == manifest.epoch and now.cursor == manifest.cursor and now.wal.id == manifest.wal.id:
