@@ -280,25 +280,29 @@ class Soak:
         sampled = 0.0
         try:
             while time.monotonic() < until:
-                time.sleep(self._draw.uniform(0.2, 1.5))
+                time.sleep(self._draw.uniform(0.5, 3.0))
                 self._trouble(writers)
                 keeper = self._revived(keeper, "keep", 0.02)
                 readers = [self._revived(one, "read", 0.01) for one in readers]
                 self.look()
                 if time.monotonic() - sampled > 5:
                     sampled = time.monotonic()
-                    self.sizes.append(sum(file.stat().st_size for file in self._files()))
+                    self.sizes.append(self.size_bytes())
                     say(f"{until - sampled:6.0f} s left, {self.sizes[-1] / 1e6:.1f} MB, {dict(sorted(self.counts().items()))}")
         finally:
             for process in (*readers, keeper, *writers):
                 process.kill()
                 process.join()
 
-    def _files(self) -> list[Path]:
-        found = []
+    def size_bytes(self) -> int:
+        total = 0
         for parent, _, names in os.walk(self.uri):
-            found += [Path(parent, name) for name in names]
-        return [file for file in found if file.exists()]
+            for name in names:
+                try:
+                    total += os.stat(os.path.join(parent, name)).st_size
+                except FileNotFoundError:
+                    continue  # collected meanwhile
+        return total
 
     def _trouble(self, writers: list[Process]) -> None:
         """Take over, kill, stop and resume."""
@@ -368,7 +372,6 @@ class Soak:
         assert report.ok, report.problems
         assert check(table.scan().to_arrow(), "after a last compaction") == rows
         half = self.sizes[len(self.sizes) // 2 :]
-        bytes_now = sum(file.stat().st_size for file in self._files())
         return {
             "rows": rows,
             "shards": len(table.refresh().shards),
@@ -378,7 +381,7 @@ class Soak:
             "MB, at most": round(max(self.sizes, default=0) / 1e6, 1),
             "MB, median of the first half": round(float(np.median(self.sizes[: len(self.sizes) // 2] or [0])) / 1e6, 1),
             "MB, median of the second half": round(float(np.median(half or [0])) / 1e6, 1),
-            "MB, in the end": round(bytes_now / 1e6, 1),
+            "MB, in the end": round(self.size_bytes() / 1e6, 1),
             **dict(sorted(self.counts().items())),
         }
 
