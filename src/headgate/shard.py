@@ -5,7 +5,7 @@ Owns: the handle. It holds no connection and no state, and pickles.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -106,11 +106,14 @@ class Shard:
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name not in ("rules", "log", "reader", "watch")}
 
-    def writer(self, config: ShardWriterConfig | None = None) -> ShardWriter:
+    def writer(self, config: ShardWriterConfig | None = None, *, check: Callable[[ShardManifest], None] | None = None) -> ShardWriter:
         """Claim the shard for writing. This writes, and fences whoever wrote before.
 
         Everything that can fail for a local reason is checked first, so a refused call leaves
         the incumbent alone.
+
+        Args:
+            check: asked in the commit of the claim, with the manifest as it is then; may raise to refuse.
         """
         config = config or ShardWriterConfig()
         if config.index_configs:
@@ -120,7 +123,7 @@ class Shard:
         quarantine = None
         if config.on_bad_rows == "quarantine":
             quarantine = Quarantine(self.places.table_store(fsync=config.fsync), self.places.clock, self.id)
-        return ShardWriter(log, self.rules, config, columnar, self.watch, quarantine)
+        return ShardWriter(log, self.rules, config, columnar, self.watch, quarantine, split=check)
 
     def tail(self, start: int | None = None, follow: bool = True) -> Iterator[Entry]:
         """The log's entries, from a position on; with ``follow`` it waits at the tip for more."""

@@ -5,15 +5,18 @@ Owns: waiting for all of them. Does not own: what decides each (pipeline), who g
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from headgate.clock import Clock
-from headgate.errors import HeadgateError
+from headgate.errors import FencedError, HeadgateError
 from headgate.wal.ack import Ack, Receipt
 
 Outcome = tuple[int, int] | HeadgateError
+Recover = Callable[[str, float | None], object]
+"""See, by a deadline, whether a shard that was fenced was split, and send again what was not durable."""
 
 
 class TableAck:
@@ -22,10 +25,10 @@ class TableAck:
     Giving up waiting changes nothing: the put goes on, and is applied in each shard once or not at all.
     """
 
-    __slots__ = ("_clock", "_parts")
+    __slots__ = ("_clock", "_parts", "_recover")
 
-    def __init__(self, parts: Mapping[str, Ack], clock: Clock) -> None:
-        self._parts, self._clock = dict(parts), clock
+    def __init__(self, parts: Mapping[str, Ack], clock: Clock, recover: Recover | None = None) -> None:
+        self._parts, self._clock, self._recover = dict(parts), clock, recover
 
     def done(self) -> bool:
         """Is it decided, one way or the other, in every shard?"""
@@ -40,22 +43,42 @@ class TableAck:
                 rows are, (epoch, position), or what went wrong there.
         """
         deadline = None if timeout is None else self._clock.monotonic() + timeout
-        self._hasten()
-        for ack in self._parts.values():
-            try:
-                ack.wait(None if deadline is None else max(0.0, deadline - self._clock.monotonic()))
-            except HeadgateError:
-                continue  # told below, with what became of the others
-        return self._outcome()
+        while True:
+            parts = self._parts
+            self._hasten()
+            for ack in parts.values():
+                try:
+                    ack.wait(None if deadline is None else max(0.0, deadline - self._clock.monotonic()))
+                except HeadgateError:
+                    continue  # told below, with what became of the others
+            if not self._went_on(parts, deadline):
+                return self._outcome()
 
     def __await__(self) -> Generator[Any, None, Receipt]:
-        self._hasten()
-        for ack in self._parts.values():
-            try:
-                yield from ack.__await__()
-            except HeadgateError:
-                continue
-        return self._outcome()
+        while True:
+            parts = self._parts
+            self._hasten()
+            for ack in parts.values():
+                try:
+                    yield from ack.__await__()
+                except HeadgateError:
+                    continue
+            if self._recover is None or not _fenced(parts):
+                return self._outcome()
+            if not (yield from asyncio.to_thread(self._went_on, parts, None).__await__()):
+                return self._outcome()
+
+    def _went_on(self, parts: Mapping[str, Ack], deadline: float | None) -> bool:
+        """Has some of it been sent elsewhere, because its shard was split? Then there is more to wait for."""
+        fenced = _fenced(parts)
+        if self._parts is parts and self._recover is not None:
+            for shard in fenced:
+                self._recover(shard, deadline)
+        return self._parts is not parts
+
+    def _replace(self, shard: str, parts: Mapping[str, Ack]) -> None:
+        """For the writer, one thread at a time: the rows of one shard are these now."""
+        self._parts = {**{name: ack for name, ack in self._parts.items() if name != shard}, **parts}
 
     def _hasten(self) -> None:
         """Whoever waits for an Ack writes its entry; the shards after the first must not wait for that."""
@@ -81,6 +104,10 @@ class TableAck:
 
     def __repr__(self) -> str:
         return f"TableAck({', '.join(self._parts)}{', done' if self.done() else ''})"
+
+
+def _fenced(parts: Mapping[str, Ack]) -> list[str]:
+    return [shard for shard, ack in parts.items() if isinstance(ack._error, FencedError)]
 
 
 def failure(places: Mapping[str, tuple[int, int]], failures: Mapping[str, HeadgateError]) -> HeadgateError:

@@ -16,6 +16,11 @@ is where they are kept in order:
   · t0 sequence 5 fails in shard B, whose writer is dead · t1 the next writer gets 6 first, and B gets
     rows of it · t2 then it gets 5. B would say that it has it. Here it is refused, loudly.
 A shard sees gaps where a sequence had no rows for it; that is as it should be.
+
+Splits. A shard of ours may be split by somebody else (heirs). Its writer is fenced then; the next put, wait, flush or close
+that meets the fence finds out what became of what was put, opens the parts, sends them what never happened, in order, and only
+then lets anything newer through. A row is routed by one rule, to the writers of that rule: the writers are replaced first, the
+rule after, so whoever finds the new rule finds its writers, and whoever has the old one and misses a writer begins again.
 """
 
 from __future__ import annotations
@@ -31,26 +36,31 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from headgate.checkpoint import Checkpoint, check_lease
+from headgate.checkpoint import Checkpoint, check_lease, unpin
 from headgate.clock import Clock, map_ordered
 from headgate.config import Duration, ShardWriterConfig
 from headgate.errors import (
     AlreadyExistsError,
     BackpressureTimeoutError,
     ClosedError,
+    CommitConflictError,
+    FencedError,
     HeadgateError,
     InvalidInputError,
     NotFoundError,
     OutOfSequenceError,
     SchemaMismatchError,
+    ShardSplitError,
 )
 from headgate.failpoint import failpoint
-from headgate.manifest.model import ShardingRule
+from headgate.heirs import Outbox, Sent, failed, is_heir, landed, only_heir, settled
+from headgate.manifest.model import Segments, ShardingRule, ShardManifest, ShardRange
 from headgate.new_shards import add_shards
 from headgate.quarantine import Quarantine, split_bad
+from headgate.retired import publish
 from headgate.schema import RowRules, one_batch
 from headgate.shard import Places, Shard
-from headgate.sharding import Part, split_rows
+from headgate.sharding import Part, ranges_of, split_rows
 from headgate.table_ack import TableAck, failure
 from headgate.view import find_checkpoint
 from headgate.wal.ack import Ack
@@ -60,6 +70,12 @@ from headgate.writer import ShardWriter, checked_sequence
 
 _AT_ONCE = 16
 _ACKS_KEPT_PER_PRODUCER = 1024
+_SPLITS_MAX = 64
+_FOREVER = 1e9
+
+
+class _Stale(Exception):
+    """Routed by a rule that is no more: a shard was split meanwhile. Nothing was accepted."""
 
 
 def _no_room(whose: str, timeout: float | None) -> BackpressureTimeoutError:
@@ -136,7 +152,8 @@ class TableWriter:
     """Writes a table: routes every row to its shard. Opening it claims the shards and fences whoever wrote before.
 
     Use as a context manager, sync or async. Safe for many threads. If a shard's writer is fenced or
-    poisoned, puts for that shard fail from then on; the others go on. Close it and open another.
+    poisoned, puts for that shard fail from then on; the others go on. Close it and open another. A shard
+    that is split is no such case: its parts are opened, and all goes on.
 
     Args:
         watch: the table as it is now.
@@ -161,14 +178,16 @@ class TableWriter:
             self._quarantine = Quarantine(places.table_store(fsync=config.fsync), self._clock)
         watch.refresh()
         manifest, rules = watch.seen
-        self._rule, self._routing = manifest.sharding, (rules, manifest.sharding)
+        self._rule = manifest.sharding
+        self._routing = rules, self._rule, self._rule
         self._column_id = _column_id(rules, manifest.sharding)
+        self._outbox = Outbox()
         self._held = None if shards is None else _checked_shards(shards, manifest.shards, manifest.sharding)
         self._turns, self._opening = _Turns(self._clock), _Turns(self._clock)
         self._lock = self._clock.lock()
         self._producers: dict[str, _Producer] = {}
         self._writers: dict[str, ShardWriter] = {}
-        self._closed = False
+        self._closing = self._closed = False
         self._open([name for name in manifest.shards if self._held is None or name in self._held])
 
     @property
@@ -207,16 +226,36 @@ class TableWriter:
 
     def _submit(self, op: Op, data: Any, producer: str | None, sequence: int | None) -> TableAck:
         named = None if producer is None and sequence is None else checked_sequence(producer, sequence)
-        if self._closed:
+        if self._closing:
             raise ClosedError("the writer of the table is closed", hint="open another writer")
         rules, rows, bad = self._fitted(op, data)
-        parts = split_rows(self._routed_by(rules), rows) if rows is not None else []
-        self._see_held(parts)
-        batch = _Batch(rules, op, parts, bad)
-        ack = self._place(batch, None, None) if named is None else self._place_in_order(batch, *named)
+        ack = self._routed(rules, op, rows, bad, named)
         if self._config.durable_write:
             ack.wait()
         return ack
+
+    def _routed(
+        self, rules: RowRules, op: Op, rows: pa.RecordBatch | None, bad: pa.RecordBatch | None, named: tuple[str, int] | None
+    ) -> TableAck:
+        """Place rows in the shards of now; if one of them is found to be split, in those it has become."""
+        timeout = self._config.put_timeout
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        for _ in range(_SPLITS_MAX):
+            rule = self._rule
+            parts = split_rows(self._routed_by(rules, rule), rows) if rows is not None else []
+            batch = _Batch(rules, op, parts, bad)
+            try:
+                self._see_held(parts, rule)
+                return self._place(batch, None, None) if named is None else self._place_in_order(batch, *named)
+            except _Stale:
+                continue
+            except FencedError as fence:  # nothing of it was accepted anywhere
+                try:
+                    if not self._recover(fence.shard, deadline):
+                        raise
+                except TimeoutError as late:
+                    raise _no_room(f"shard {fence.shard}", timeout) from late
+        raise CommitConflictError("the table is split faster than it can be written", hint="try again; nothing was accepted")
 
     def _fitted(self, op: Op, data: Any) -> tuple[RowRules, pa.RecordBatch | None, pa.RecordBatch | None]:
         """The rules that the rows keep to, those that do, and those that cannot be taken."""
@@ -234,18 +273,20 @@ class TableWriter:
                 raise
         return latest, *split_bad(latest, data, op)
 
-    def _routed_by(self, rules: RowRules) -> ShardingRule:
+    def _routed_by(self, rules: RowRules, base: ShardingRule) -> ShardingRule:
         """The sharding rule, its column called as these rules call it."""
-        known, rule = self._routing
-        if known is not rules:
-            if self._column_id is not None:
-                rule = self._rule.but(column=rules.schema.names[rules.field_ids.index(self._column_id)])
-            self._routing = rules, rule
+        known, of, rule = self._routing
+        if known is not rules or of is not base:
+            column_id = self._column_id
+            rule = base if column_id is None else base.but(column=rules.schema.names[rules.field_ids.index(column_id)])
+            self._routing = rules, base, rule
         return rule
 
-    def _see_held(self, parts: Sequence[Part]) -> None:
+    def _see_held(self, parts: Sequence[Part], rule: ShardingRule) -> None:
         """Every part's shard has a writer here, or none of them gets anything."""
         absent = [part for part in parts if part.shard not in self._writers]
+        if absent and self._rule is not rule:
+            raise _Stale
         for part in absent:
             if self._rule.kind != "identity" or (self._held is not None and part.shard not in self._held):
                 value = f" (of {part.value!r})" if self._rule.kind == "identity" else ""
@@ -269,7 +310,7 @@ class TableWriter:
             self._check_order(known, batch.parts, producer, sequence)
             for part in batch.parts:
                 if part.shard not in known.before:
-                    known.before[part.shard] = self._writers[part.shard].producer_sequence(producer)
+                    known.before[part.shard] = self._writer(part.shard).producer_sequence(producer)
             ack = self._place(batch, producer, sequence)
             known.take(sequence, ack)
             self._producers[producer] = known
@@ -286,23 +327,43 @@ class TableWriter:
         if sequence >= known.first:
             return
         for part in parts:
-            before = known.before.get(part.shard, self._writers[part.shard].producer_sequence(producer))
+            before = known.before.get(part.shard, self._writer(part.shard).producer_sequence(producer))
             if before is None or before < sequence:
                 raise OutOfSequenceError(
                     f"producer {producer!r} sent sequence {sequence} after {known.first}, and shard {part.shard} never got it",
                     hint="open another writer, and send all that was not acknowledged again, in order",
                 )
 
+    def _writer(self, shard: str) -> ShardWriter:
+        writer = self._writers.get(shard)
+        if writer is None:
+            raise _Stale
+        return writer
+
     def _place(self, batch: _Batch, producer: str | None, sequence: int | None) -> TableAck:
+        """Hand over the rows, and remember them until they are durable: a split may send them elsewhere."""
+        whole = self._place_once(batch, producer, sequence)
+        acks = whole._parts
+        for part in batch.parts:
+            self._outbox.add(part.shard, Sent(part.rows, batch.op, producer, sequence, batch.rules, acks[part.shard], whole))
+        for part in batch.parts:
+            # Fenced by now: this comes before whatever is put next. (What is fenced later is found by whoever meets the fence.)
+            if isinstance(acks[part.shard]._error, FencedError):
+                self._recover(part.shard)
+        return whole
+
+    def _place_once(self, batch: _Batch, producer: str | None, sequence: int | None) -> TableAck:
         """Reserve room everywhere, keep the bad rows, then hand over the good ones."""
         writers, parts, rules, op = self._writers, batch.parts, batch.rules, batch.op
+        if any(part.shard not in writers for part in parts):
+            raise _Stale
         if len(parts) == 1 and batch.bad is None:
             shard, rows = parts[0].shard, parts[0].rows
             try:
                 ack = writers[shard].put_rows(rows, op, producer, sequence, rules=rules, consecutive=False)
             except HeadgateError as error:
                 raise failure({}, {shard: error}) from error
-            return TableAck({shard: ack}, self._clock)
+            return TableAck({shard: ack}, self._clock, self._recover)
         acks: dict[str, Ack] = {}
         timeout, start = self._config.put_timeout, self._clock.monotonic()
         with ExitStack() as reserved:
@@ -313,7 +374,7 @@ class TableWriter:
                     writers[part.shard].reserve(size, timeout=left)
                 except HeadgateError as error:
                     raise failure({}, {part.shard: error}) from error
-                reserved.callback(self._release, part.shard, size, acks)
+                reserved.callback(_release, writers[part.shard], size, acks)
             failpoint("table.reserved")
             if batch.bad is not None:
                 assert self._quarantine is not None
@@ -322,12 +383,88 @@ class TableWriter:
                 writer = writers[part.shard]
                 acks[part.shard] = writer.put_reserved(part.rows, op, producer, sequence, size, rules=rules, consecutive=False)
                 failpoint("table.placed")
-        return TableAck(acks, self._clock)
+        return TableAck(acks, self._clock, self._recover)
 
-    def _release(self, shard: str, size_bytes: int, placed: Mapping[str, Ack]) -> None:
-        """Give back what was not used: the put ended on the way."""
-        if shard not in placed:
-            self._writers[shard].release(size_bytes)
+    # -- splits
+
+    def _recover(self, shard: str, deadline: float | None = None) -> bool:
+        """A shard was fenced. If that was a split, go on with what it has become. False: another writer has it.
+
+        Raises:
+            TimeoutError: it is being split, and was not by the deadline.
+        """
+        with self._opening.turn("", None if deadline is None else max(0.0, deadline - self._clock.monotonic())):
+            if self._closed:
+                return False
+            log = Shard.of(shard, self._places, self._watch).log
+            writer = self._writers.get(shard)
+            # 1. Others may have been faster; then only what came too late for them is left to be sent.
+            if writer is None or (writer.failure is None and log.manifests.load().epoch == writer.epoch):
+                self._send_again(shard, log.manifests.load().ends(), self._writers, self._rule)
+                return True
+            # 2. Was it a split, and were we the ones who held the shard before it?
+            if not is_heir(settled(log, deadline), writer.epoch):
+                return False
+            # 3. Nothing more of ours is acknowledged there, and everything says how far it came.
+            writer.end_fenced()
+            failpoint("table.fenced")
+            # 4. The parts, or the shard itself, if the split was given up; unless somebody else has claimed them since.
+            try:
+                opened = self._claimed([shard], only_heir(writer.epoch))
+            except FencedError:
+                return False
+            failpoint("table.heirs")
+            # 5. What never happened, in order, before anything newer can come.
+            writers = {**{name: known for name, known in self._writers.items() if name != shard}, **{one.shard: one for one in opened}}
+            rule = self._rule_with([shard], opened)
+            self._send_again(shard, log.manifests.load().ends(), writers, rule)
+            failpoint("table.sent-again")
+            self._take_writers(writers, opened, shard, rule)
+        writer.abort()
+        return True
+
+    def _send_again(self, shard: str, ends: Segments, writers: Mapping[str, ShardWriter], rule: ShardingRule) -> None:
+        for number, sent in self._outbox.fenced(shard):
+            place = sent.durable_at(ends)
+            if place is not None:
+                sent.whole._replace(shard, {shard: landed(self._clock, shard, place)})
+            else:
+                parts = split_rows(self._routed_by(sent.rules, rule), sent.rows)
+                acks = {part.shard: _sent_to(writers[part.shard], part.rows, sent) for part in parts}
+                sent.whole._replace(shard, acks)
+                for part in parts:
+                    self._outbox.add(part.shard, replace(sent, rows=part.rows, ack=acks[part.shard]))
+            self._outbox.remove(shard, number)
+
+    def _rule_with(self, names: Sequence[str], opened: Sequence[ShardWriter]) -> ShardingRule:
+        """The rule by which these writers get the rows of those shards. The table's may be ahead of us: they may be split again."""
+        rule = self._rule
+        gone = [name for name in names if name not in {one.shard for one in opened}]
+        parts = [(one.shard, one.range) for one in opened if one.shard not in names and one.range is not None]
+        if not parts:
+            return rule
+        self._column_id = parts[0][1].column
+        kept = [part for part in ranges_of(rule) if part.shard not in gone]
+        column = rule.column or self._watch.rules.schema.names[self._watch.rules.field_ids.index(self._column_id)]
+        return rule.but(column=column, ranges=tuple(sorted([*kept, *(ShardRange(part.low, shard) for shard, part in parts)])))
+
+    def _take_writers(self, writers: Mapping[str, ShardWriter], opened: Sequence[ShardWriter], shard: str, rule: ShardingRule) -> None:
+        with self._lock:
+            if self._closed:
+                for one in opened:
+                    one.abort()
+                raise ClosedError("the writer of the table is closed", hint="open another writer")
+            if self._held is not None:
+                self._held = (self._held - {shard}) | {one.shard for one in opened}
+            # The rule last: whoever routes by it finds the writers.
+            self._writers = dict(sorted(writers.items()))
+            self._rule = rule
+
+    def _recover_all(self, failures: Mapping[str, HeadgateError]) -> bool:
+        """Go on where shards were split, also for puts that nobody waits for. False: there is nothing to go on with."""
+        fenced = [shard for shard, error in failures.items() if isinstance(error, FencedError)]
+        gone_on = [shard for shard in dict.fromkeys([*fenced, *self._outbox.shards()]) if self._recover(shard)]
+        return bool(gone_on)
 
     def flush(self) -> None:
         """Wait until everything put so far is in a committed generation, in every shard. WAL-only: until it is durable."""
@@ -336,7 +473,19 @@ class TableWriter:
     def checkpoint(self, name: str | None = None, scope: Literal["all", "durable"] = "all", ttl: Duration | None = None) -> Checkpoint:
         """Pin the table as it is; each shard at its own moment. ``scope="all"``: flushed first, so it needs nothing of the log."""
         seconds = check_lease(name, ttl)
-        id, now = self._clock.token(), self._clock.now()
+        for _ in range(_SPLITS_MAX):
+            id, now = self._clock.token(), self._clock.now()
+            before = self._writers
+            failures = self._tried(lambda writer: writer.check_fenced()) or self._pinned(id, name, scope, ttl)
+            if not failures and self._writers is before:
+                return Checkpoint(id, name, now, None if seconds is None else now + seconds)
+            for writer in {**before, **self._writers}.values():
+                unpin(Shard.of(writer.shard, self._places, self._watch).log, id)
+            if failures and not self._recover_all(failures):
+                raise _told("checkpoint", failures)
+        raise CommitConflictError("the table is split faster than it can be pinned", hint="try again")
+
+    def _pinned(self, id: str, name: str | None, scope: Literal["all", "durable"], ttl: Duration | None) -> dict[str, HeadgateError]:
         shards = list(self._writers)
         absent = [name for name in self._watch.refresh().shards if name not in shards]
         if absent:
@@ -351,8 +500,7 @@ class TableWriter:
         def pin_one(writer: ShardWriter) -> None:
             writer.checkpoint(name, scope, ttl, id=id, shards=shards)
 
-        self._each("checkpoint", pin_one)
-        return Checkpoint(id, name, now, None if seconds is None else now + seconds)
+        return self._tried(pin_one)
 
     def check_fenced(self) -> None:
         """Look at the latest manifests; raise FencedError if another writer has claimed one of the shards."""
@@ -362,19 +510,44 @@ class TableWriter:
 
     def _open(self, names: Sequence[str]) -> None:
         """Claim shards, several at once. If one cannot be opened, those that were are let go, and nothing has changed."""
+        opened = self._claimed(names)
+        with self._lock:
+            if not self._closed:
+                self._writers = dict(sorted({**self._writers, **{writer.shard: writer for writer in opened}}.items()))
+                if self._held is not None:
+                    self._held |= {writer.shard for writer in opened}
+                self._rule = self._rule_with(names, opened)
+                return
+        for writer in opened:
+            writer.abort()
+        raise ClosedError("the writer of the table is closed", hint="open another writer")
+
+    def _claimed(self, names: Sequence[str], check: Callable[[ShardManifest], None] | None = None) -> list[ShardWriter]:
+        """Writers of these shards, or of what they have become since they were split. All of them, or none.
+
+        Args:
+            check: asked in the commit of each claim; may refuse.
+        """
         opened: list[ShardWriter] = []
+        split: list[str] = []
 
         def claim(name: str) -> None:
-            opened.append(Shard.of(name, self._places, self._watch).writer(self._shard_config))
+            try:
+                opened.append(Shard.of(name, self._places, self._watch).writer(self._shard_config, check=check))
+            except ShardSplitError:
+                split.append(name)
 
+        wanted = list(names)
         try:
-            with closing(_all(map_ordered(self._clock, claim, names, parallel=_AT_ONCE))) as claims:
-                for _ in claims:
-                    failpoint("table.claimed")
-            with self._lock:
-                if self._closed:
-                    raise ClosedError("the writer of the table is closed", hint="open another writer")
-                self._writers = dict(sorted({**self._writers, **{writer.shard: writer for writer in opened}}.items()))
+            for _ in range(_SPLITS_MAX):
+                with closing(_all(map_ordered(self._clock, claim, wanted, parallel=_AT_ONCE))) as claims:
+                    for _ in claims:
+                        failpoint("table.claimed")
+                if not split:
+                    return opened
+                wanted = [heir for name in split for heir in self._become(name)]
+                split.clear()
+            raise CommitConflictError("the table is split faster than it can be opened", hint="try again")
         except BaseException as error:
             for writer in opened:
                 try:
@@ -383,21 +556,58 @@ class TableWriter:
                     error.add_note(f"and letting go of shard {writer.shard} failed: {other.message}")
             raise
 
+    def _become(self, shard: str) -> list[str]:
+        """What a shard is now. The table is told before anything is written to its parts."""
+        manifest = settled(Shard.of(shard, self._places, self._watch).log)
+        if manifest.state != "retired" or manifest.split is None:
+            return [shard]  # the split was given up, or may be taken back
+        publish(self._watch, manifest)
+        return [child.shard for child in manifest.split.children]
+
     def close(self) -> None:
         """Close every shard's writer: finish what was put, flush it. Raises the first thing that went wrong, after all are closed."""
         with self._lock:
-            self._closed = True
+            self._closing = True
         with self._opening.turn(""):  # whoever is opening a shard gives up, or is done
-            self._each("close", lambda writer: writer.close())
+            pass
+        failures: dict[str, HeadgateError] = {}
+        for _ in range(_SPLITS_MAX):
+            failures |= self._tried(lambda writer: writer.close())
+            if not failures and not any(self._outbox.shards()):
+                break
+            if self._closed or not self._recover_all(failures):
+                break
+            alive = {shard for shard, writer in self._writers.items() if writer.failure is None}
+            gone = failures.keys() - self._writers.keys()
+            failures = {s: error for s, error in failures.items() if not isinstance(error, FencedError) or s not in alive | gone}
+        with self._lock:
+            self._closed = True
+        if failures:
+            raise _told("close", failures)
 
     def abort(self) -> None:
         """Stop now, in bounded time, in every shard: what is not acknowledged fails with ClosedError."""
         with self._lock:
-            self._closed = True
-        self._each("abort", lambda writer: writer.abort())
+            self._closing = self._closed = True
+        failures = self._tried(lambda writer: writer.abort())
+        if failures:
+            raise _told("abort", failures)
 
     def _each(self, what: str, act: Callable[[ShardWriter], None]) -> None:
-        """All of them, several at once, also when one fails; the failures of the others go along as notes."""
+        """All of them, also when one fails. Where shards were split, once more."""
+        for _ in range(_SPLITS_MAX):
+            before = self._writers
+            failures = self._tried(act)
+            if failures and not self._recover_all(failures):
+                raise _told(what, failures)
+            if not failures and not any(self._outbox.shards()) and self._writers is before:
+                return
+            if not failures and not self._recover_all({}) and self._writers is before:
+                return
+        raise CommitConflictError("the table is split faster than it can be written", hint="try again")
+
+    def _tried(self, act: Callable[[ShardWriter], None]) -> dict[str, HeadgateError]:
+        """What went wrong, by shard; several at once."""
 
         def attempt(writer: ShardWriter) -> tuple[str, HeadgateError] | None:
             try:
@@ -407,13 +617,7 @@ class TableWriter:
             return None
 
         outcomes = map_ordered(self._clock, attempt, list(self._writers.values()), parallel=_AT_ONCE)
-        failures = dict(outcome for outcome in outcomes if outcome is not None)
-        if failures:
-            error = copy.copy(next(iter(failures.values())))
-            error.__notes__ = [*getattr(error, "__notes__", ())]
-            for shard, failure in failures.items():
-                error.add_note(f"{what} of shard {shard}: {failure.message}")
-            raise error
+        return dict(outcome for outcome in outcomes if outcome is not None)
 
     def __enter__(self) -> TableWriter:
         return self
@@ -440,6 +644,33 @@ class TableWriter:
         shards = list(self._writers)
         shown = ", ".join(shards[:8]) + (f", … {len(shards)} in all" if len(shards) > 8 else "")
         return f"TableWriter({shown}, {'closed' if self._closed else 'open'})"
+
+
+def _told(what: str, failures: Mapping[str, HeadgateError]) -> HeadgateError:
+    """The first failure; the others go along as notes."""
+    error = copy.copy(next(iter(failures.values())))
+    error.__notes__ = [*getattr(error, "__notes__", ())]
+    for shard, other in failures.items():
+        error.add_note(f"{what} of shard {shard}: {other.message}")
+    return error
+
+
+def _release(writer: ShardWriter, size_bytes: int, placed: Mapping[str, Ack]) -> None:
+    """Give back what was not used: the put ended on the way."""
+    if writer.shard not in placed:
+        writer.release(size_bytes)
+
+
+def _sent_to(writer: ShardWriter, rows: pa.RecordBatch, sent: Sent) -> Ack:
+    """Put rows that are owed to somebody. What fails says so in the Ack, and is sent again if that was a split, too."""
+    try:
+        size = writer.size_of(rows)
+        writer.reserve(size, timeout=_FOREVER)
+    except HeadgateError as error:
+        if isinstance(error, FencedError):  # it was never sent
+            error = FencedError(error.message, shard=error.shard, epoch=error.epoch, by_epoch=error.by_epoch, hint=error.hint)
+        return failed(writer.clock, error)
+    return writer.put_reserved(rows, sent.op, sent.producer, sent.sequence, size, rules=sent.rules, consecutive=False)
 
 
 def _all(results: Iterator[None]) -> Generator[None, None, None]:

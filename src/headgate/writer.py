@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from headgate import meters
 from headgate.checkpoint import Checkpoint, check_lease, pin, with_checkpoint
-from headgate.clock import Thread
+from headgate.clock import Clock, Thread
 from headgate.columnar import Columnar
 from headgate.compact import compact_shard
 from headgate.config import Duration, ShardWriterConfig
@@ -163,8 +163,10 @@ class ShardWriter:
             kept = min(config.max_memtable_size, config.max_unflushed_memtable_bytes, _REPLAY_KEPT_BYTES_MAX)
             claim = open_epoch(log, replay=self._generations.replay, begin=self._generations.begin, keep_bytes=kept, split=split)
         else:
-            claim = open_epoch(log)
+            claim = open_epoch(log, split=split)
         self._writer = EpochWriter(log, claim, policy)
+        self.range = claim.manifest.range
+        """The rows that the shard is for, if it was split off another."""
         generations = self._generations
         self._pipeline = Pipeline(
             self._writer,
@@ -212,6 +214,20 @@ class ShardWriter:
     @property
     def epoch(self) -> int:
         return self._writer.epoch
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    @property
+    def failure(self) -> HeadgateError | None:
+        """Why it writes no more; None: it does, as far as it knows."""
+        return self._pipeline.failure
+
+    def end_fenced(self) -> None:
+        """Another has the shard: nothing more is acknowledged, and what was not says at which position it was sent."""
+        told = f"shard {self.shard}: epoch {self.epoch} was superseded"
+        self._pipeline.fail(FencedError(told, shard=self.shard, epoch=self.epoch))
 
     def put(self, data: Any, *, producer: str | None = None, sequence: int | None = None) -> Ack:
         """Upsert rows (append, on a table without a key). Returns at once; the Ack says when it is durable.

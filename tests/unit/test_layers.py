@@ -39,7 +39,7 @@ ORDER = [
     "shard",
     ("new_shards", "table_ack", "snapshot", "changes", "bulk_files", "compact_ranges", "retired"),
     "change_batches",
-    "bulk",
+    ("bulk", "heirs"),
     "table_writer",
     "life",
     "table",

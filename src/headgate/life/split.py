@@ -200,16 +200,20 @@ def _taken_back(manifest: ShardManifest, split_id: str) -> ShardManifest | None:
 
 
 def let_parts_go(places: Places, manifest: TableManifest) -> None:
-    """Drop the pins of parts that have rewritten all they read of the shard they were split off."""
+    """Drop the pins of parts that name no files but their own any more.
+
+    A part of a part may name files of the first of them all, which it is held by through the one in the middle. So what counts
+    is whether they are its own, and not whose they are.
+    """
     for name in manifest.retired:
         log = places.open_log(name, manifest.table_id)
-        folder = f"shards/{name}-{manifest.table_id}/"
         for id, record in log.manifests.load().checkpoints.items():
             if record.clone is None or not record.clone.startswith(IN_TABLE):
                 continue
             part = places.open_log(record.clone.removeprefix(IN_TABLE), manifest.table_id)
             states = [state for holder, state in held_manifests(part).items() if not _is_spent(holder, state)]
-            if not any(piece.path.startswith(folder) and piece.uri is None for s in states for run in s.runs for piece in run.slices):
+            own = f"shards/{part.shard}-{manifest.table_id}/"
+            if all(piece.path.startswith(own) or piece.uri is not None for s in states for run in s.runs for piece in run.slices):
                 drop_record(log, id)
 
 

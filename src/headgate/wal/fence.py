@@ -51,7 +51,7 @@ _BARRIER_AHEAD = (64, 1024, 16384)
 
 Replay = Callable[[Entry | Entries], None]
 Begin = Callable[[ShardManifest, "Walk"], None]
-Split = Callable[[ShardManifest], SplitRecord]
+Split = Callable[[ShardManifest], SplitRecord | None]
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def open_epoch(
             and the walk: replayed rows may be flushed on the way, and whoever moves the cursor over the end
             of an epoch records that end with it.
         keep_bytes: how much of what is read before the claim is kept for the replay, so that it is not read again.
-        split: the shard is claimed to be split, in the same commit; what it becomes, by the manifest as it is then.
+        split: asked in the commit of the claim: what the shard is to be split into, begun by that commit; None: nothing. May refuse.
 
     Raises:
         DataLossError: an entry is missing or damaged; found before the claim, nothing was written; no seal was, in any case.
@@ -309,7 +309,10 @@ def claim_change(
             hint="stop that writer, or open with its wal_uri, give up or flush what is in the log, and close",
         )
     begun = split(manifest) if split is not None else None
-    owner = Owner(writer=writer_id, claimed_at=log.clock.now(), flushes=flushes, split=begun.id if begun is not None else None)
+    owner = Owner(writer=writer_id, claimed_at=log.clock.now(), flushes=flushes)
+    if begun is not None:
+        last = manifest.owner
+        owner = owner.but(split=begun.id, after=0 if last is None else manifest.epoch if last.split is None else last.after)
     # What the cursor had passed when the store was found empty is not in it; what others wrote since is.
     floor = max(manifest.wal_floor, survey.manifest.cursor.position) if survey.begun_anew else manifest.wal_floor
     return (manifest if manifest.state == "active" else manifest.unsplit()).but(
