@@ -203,13 +203,13 @@ class MemTable:
         return Fresh(self, self._held.batches)
 
 
-def unpinned(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The same rows in memory of their own, if they keep much more of somebody else's alive.
+def unpinned(rows: pa.RecordBatch, size_bytes: int) -> pa.RecordBatch:
+    """The same rows in memory of their own, if they keep much more of somebody else's alive than the ``size_bytes`` they count.
 
     A thousand slices of one large table would each pin all of it: what is accounted for must be
     what is held.
     """
-    if rows.get_total_buffer_size() <= 2 * rows.nbytes + _PINNED_SLACK_BYTES:
+    if rows.get_total_buffer_size() <= 2 * size_bytes + _PINNED_SLACK_BYTES:
         return rows
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:

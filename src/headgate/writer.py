@@ -310,7 +310,7 @@ class ShardWriter:
     ) -> Ack:
         """Queue rows that ``rules`` have passed. ``consecutive``: a producer's sequences follow each other in this shard."""
         size = self.size_of(rows)
-        put = Put(unpinned(rows), op, producer, sequence)
+        put = Put(unpinned(rows, size), op, producer, sequence)
         schema, timeout = (rules or self.rules).log_schema, self._config.put_timeout
         if producer is None or sequence is None:
             return self._pipeline.submit(put, schema, size, timeout=timeout)
@@ -336,7 +336,7 @@ class ShardWriter:
         consecutive: bool = True,
     ) -> Ack:
         """Queue rows for which there is room. Never blocks; if the writer has failed meanwhile, the Ack has."""
-        put = Put(unpinned(rows), op, producer, sequence)
+        put = Put(unpinned(rows, size_bytes), op, producer, sequence)
         schema = (rules or self.rules).log_schema
         if producer is None or sequence is None:
             return self._pipeline.submit_reserved(put, schema, size_bytes)
