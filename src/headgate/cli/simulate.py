@@ -21,7 +21,8 @@ def simulate(
     ] = None,
     scene: Annotated[str | None, typer.Option("--scene", show_default=False, help="Only this plot. By default as the seed says.")] = None,
     mode: Annotated[
-        Literal["all", "wal", "memtable"], typer.Option("--mode", help="The log alone, or rows in memory, in runs, and read.")
+        Literal["all", "wal", "memtable", "life"],
+        typer.Option("--mode", help="The log alone; rows in memory, in runs, and read; or loads, compaction, checkpoints and more."),
     ] = "all",
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=64, help="Processes.")] = os.cpu_count() or 1,
     replay: Annotated[
@@ -30,16 +31,16 @@ def simulate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run writers, takeovers, readers and collection on a simulated store, and check that nothing is lost or misread."""
+    """Run writers, takeovers, readers, loads and collection on a simulated store, and check that nothing is lost or misread."""
     try:
-        from headgate.simulation import plots, run, scenes, shrink, world
+        from headgate.simulation import life_plots, plots, run, scenes, shrink, world
     except ImportError:
         raise hg.InvalidInputError("the simulation needs greenlet", hint="pip install 'headgate[simulation]'") from None
     known = [field.name for field in fields(world.Faults)]
     wanted = None if faults is None else frozenset(name.strip() for name in faults.split(",") if name.strip())
     if wanted is not None and not wanted <= set(known):
         raise typer.BadParameter(f"{', '.join(sorted(wanted - set(known)))}; known are {', '.join(known)}", param_hint="--faults")
-    plays = [*scenes.SCENES, *plots.PLOTS]
+    plays = [*scenes.SCENES, *plots.PLOTS, *life_plots.LIFE_PLOTS]
     if scene is not None and scene not in plays:
         raise typer.BadParameter(f"{scene}; known are {', '.join(plays)}", param_hint="--scene")
     out = screen()
@@ -64,6 +65,7 @@ def simulate(
             "steps": report.steps,
             "acknowledged": report.acknowledged,
             "reads": report.reads,
+            "loads": report.loads,
             "faults": dict(sorted(report.struck.items())),
             "violations": [{"schedule": failure.seed, "problems": failure.problems} for failure in report.failures],
         }
@@ -71,7 +73,9 @@ def simulate(
             document["trace"] = shrink.readable(smallest.trace)
         print_json(document)
     else:
-        counts = f"{report.steps:,} steps, {report.acknowledged:,} puts acknowledged, {report.reads:,} reads compared"
+        counts = (
+            f"{report.steps:,} steps, {report.acknowledged:,} puts acknowledged, {report.loads:,} loads, {report.reads:,} reads compared"
+        )
         out.print(f"{report.schedules:,} schedules, {counts}, {report.seconds:.1f} s")
         struck = [[name, f"{count:,}"] for name, count in sorted(report.struck.items())]
         print_table(["fault", "struck"], struck, right=frozenset({"struck"}))

@@ -18,7 +18,7 @@ from headgate.simulation.world import Process, World
 Start = Callable[[], None]
 
 # Where a process may be made to stop: at a step, or before it asks the store for something.
-_STOPS = {
+STOPS = {
     "writer": [
         "fence.surveyed", "fence.claimed", "fence.before-seal", "fence.sealed", "fence.walked", "fence.verified",
         "replay.flushed", "flush.merged", "flush.written", "flush.committed", "commit.loaded", "commit.created",
@@ -62,7 +62,7 @@ def cast_table(world: World, stage: TableStage, plot: Plot | None, rng: random.R
             stopped = True
             world.pause(process, plot.stop, rng.choice([0, 0, 1, 2, 3]), seconds=seconds, dies=plot.dies)
         elif rng.random() < 0.3:
-            stop = rng.choice(_STOPS[kind])
+            stop = rng.choice(STOPS[kind])
             world.pause(process, stop, rng.choice([0, 0, 1, 2, 5]), seconds=seconds, dies=rng.random() < 0.3)
 
     for number in range(2 if plot is not None else rng.randint(1, 2)):

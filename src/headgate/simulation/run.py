@@ -18,7 +18,9 @@ from functools import partial
 from typing import Literal
 from unittest.mock import patch
 
+from headgate import compact, transaction
 from headgate.failpoint import hooked
+from headgate.life import gc
 from headgate.simulation.actors import (
     Client,
     Ledger,
@@ -29,11 +31,14 @@ from headgate.simulation.actors import (
     writer_process,
 )
 from headgate.simulation.checker import judge
+from headgate.simulation.life import LifeStage
+from headgate.simulation.life_plots import LIFE_PLOTS, cast_life
 from headgate.simulation.plots import PLOTS, Plot, cast_table
 from headgate.simulation.reads import judge_table
 from headgate.simulation.scenes import SCENES, Scene
 from headgate.simulation.scheduler import ProcessDied, Scheduler, SimulationStuck
 from headgate.simulation.tables import TableLedger, TableStage
+from headgate.simulation.truth import judge_life
 from headgate.simulation.world import Faults, Process, World
 from headgate.wal import fence
 
@@ -49,7 +54,9 @@ class Outcome:
     acknowledged: int
     reads: int = 0
     """That were compared with the model."""
-    memtable: bool = False
+    mode: Literal["wal", "memtable", "life"] = "wal"
+    loads: int = 0
+    """That found their place."""
     trace: list[str] = field(default_factory=list)
 
     @property
@@ -57,7 +64,7 @@ class Outcome:
         return not self.problems
 
 
-Mode = Literal["all", "wal", "memtable"]
+Mode = Literal["all", "wal", "memtable", "life"]
 
 
 def run_schedule(
@@ -75,11 +82,15 @@ def run_schedule(
         faults: the kinds that may strike; None: all.
         scene: this scene or plot, which says the mode too; None: as the seed says.
         small: few processes and one table, for traces that people read.
-        mode: "wal": the log alone. "memtable": rows in memory, in runs, and read. "all": as the seed says.
+        mode: "wal": the log alone. "memtable": rows in memory, in runs, and read. "life": loads, compaction, checkpoints,
+            collection and followers beside them, over several shards. "all": as the seed says.
     """
     rng = random.Random(seed)
-    with_memtable = seed % _MEMTABLE_EVERY == 0 if mode == "all" else mode == "memtable"
-    if scene in PLOTS or (scene is None and with_memtable):
+    if mode == "all":
+        mode = _MODES[seed % len(_MODES)]
+    if scene in LIFE_PLOTS or (scene is None and mode == "life"):
+        return _run_life_schedule(seed, rng, faults, scene, small, trace)
+    if scene in PLOTS or (scene is None and mode == "memtable"):
         return _run_table_schedule(seed, rng, faults, scene, small, trace)
     small = rng.random() < 0.75 or small  # the tighter the scope, the likelier a race; the wider, the likelier a surprise
     scheduler = Scheduler(rng)
@@ -106,7 +117,7 @@ def run_schedule(
     return Outcome(seed, problems, scheduler.steps, world.struck, acknowledged, trace=world.trace or [])
 
 
-_MEMTABLE_EVERY = 3
+_MODES: tuple[Literal["wal", "memtable", "life"], ...] = ("memtable", "wal", "wal", "memtable", "wal", "wal", "life", "wal", "wal")
 
 
 def _run_table_schedule(
@@ -130,7 +141,45 @@ def _run_table_schedule(
                     process.end()
     problems += ledger.problems
     problems += [f"ESCAPED: {task.name}: {escaped!r}" for task, escaped in scheduler.escaped]
-    return Outcome(seed, problems, scheduler.steps, world.struck, len(ledger.acked), len(ledger.reads), True, world.trace or [])
+    return Outcome(seed, problems, scheduler.steps, world.struck, len(ledger.acked), len(ledger.reads), "memtable", trace=world.trace or [])
+
+
+def _run_life_schedule(
+    seed: int, rng: random.Random, faults: frozenset[str] | None, scene: str | None, small: bool, trace: bool
+) -> Outcome:
+    """One schedule of a table's life: everything that moves rows beside the writers of several shards."""
+    plot = LIFE_PLOTS[scene] if scene is not None else LIFE_PLOTS[rng.choice(list(LIFE_PLOTS))] if rng.random() < 0.4 else None
+    scheduler = Scheduler(rng)
+    world = World(scheduler, rng, Faults.random(rng, faults), trace=[] if trace else None, ever={}, dwells=rng.choice([0.0, 0.03, 0.1]))
+    shards = 1 if rng.random() < 0.35 else 2
+    stage = LifeStage(world, shards, keyed=rng.random() < 0.8, filters=rng.random() < 0.1, salt=rng.getrandbits(32))
+    problems: list[str] = []
+    with hooked(world.at_failpoint), hushed(), _soon_a_barrier(rng), _short_leases(rng):
+        try:
+            play_life(world, stage, plot, rng, small)
+        except SimulationStuck as error:
+            problems.append(f"HANG: {error}")
+        finally:
+            for process in world.processes:
+                if process.alive:
+                    process.end()
+    problems += stage.problems()
+    problems += [f"ESCAPED: {task.name}: {escaped!r}" for task, escaped in scheduler.escaped]
+    ledgers = [table.table_ledger for table in stage.shards.values()]
+    acknowledged, reads = sum(len(ledger.acked) for ledger in ledgers), sum(len(ledger.reads) for ledger in ledgers)
+    return Outcome(seed, problems, scheduler.steps, world.struck, acknowledged, reads, "life", stage.loads, world.trace or [])
+
+
+@contextmanager
+def _short_leases(rng: random.Random) -> Iterator[None]:
+    """So short that they end while somebody stops; whatever the clock says, nothing may depend on them."""
+    with (
+        patch.object(transaction, "LEASE_SECONDS", rng.choice([0.2, 2.0, 600.0])),
+        patch.object(compact, "LEASE_SECONDS", rng.choice([0.2, 600.0])),
+        patch.object(gc, "LEASE_GRACE_SECONDS", rng.choice([0.0, 60.0])),
+        patch.object(gc, "MARK_SECONDS", rng.choice([0.5, 3600.0])),
+    ):
+        yield
 
 
 @contextmanager
@@ -224,6 +273,21 @@ def play_table(world: World, stage: TableStage, plot: Plot | None, rng: random.R
     alone(world, "judge", lambda process: judge_table(stage, process, rng))
 
 
+def play_life(world: World, stage: LifeStage, plot: Plot | None, rng: random.Random, small: bool) -> None:
+    """Create the shards, let the processes run to their ends, then judge with all faults off."""
+    world.quiet = True
+    alone(world, "founder", stage.create)
+    world.quiet = False
+    mains = [(process, process.start(main)) for process, main in cast_life(world, stage, plot, rng, small)]
+    world.scheduler.run(lambda: all(main.done or not process.alive for process, main in mains))
+    for process, _ in mains:
+        if process.alive:
+            process.end()
+    world.quiet = True
+    world.settle_network()
+    alone(world, "judge", lambda process: judge_life(stage, process, rng))
+
+
 def alone(world: World, name: str, main: Callable[[Process], None]) -> None:
     """Run one process to its end."""
     process = world.process(name, protected=True)
@@ -241,6 +305,7 @@ class Report:
     struck: Counter[str] = field(default_factory=Counter)
     acknowledged: int = 0
     reads: int = 0
+    loads: int = 0
     steps: int = 0
     seconds: float = 0.0
 
@@ -249,6 +314,7 @@ class Report:
         self.struck.update(part.struck)
         self.acknowledged += part.acknowledged
         self.reads += part.reads
+        self.loads += part.loads
         self.steps += part.steps
         self.failures += part.failures
 
@@ -257,6 +323,7 @@ class Report:
         self.struck.update(outcome.struck)
         self.acknowledged += outcome.acknowledged
         self.reads += outcome.reads
+        self.loads += outcome.loads
         self.steps += outcome.steps
         if not outcome.ok:
             self.failures.append(outcome)

@@ -9,22 +9,27 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from headgate.simulation.life_plots import LIFE_PLOTS
 from headgate.simulation.plots import PLOTS
-from headgate.simulation.run import Mode, Outcome, run_schedule
+from headgate.simulation.run import Outcome, run_schedule
 from headgate.simulation.scenes import SCENES
 from headgate.simulation.world import Faults
 
-_WORDS = ": done|: name taken|delete |dies|stalls|stops|opened|reads |lost|409|no answer|wipe|damage|fence.|flush.|view.|replay.|close."
+_WORDS = (
+    ": done|: name taken|delete |dies|stalls|stops|opened|reads |lost|409|no answer|wipe|damage|fence.|flush.|view.|replay.|close."
+    "|load.|transaction.|compact.|gc.|follows|version "
+)
 
 
 def shrink(failure: Outcome, *, tries: int = 400, scene: str | None = None) -> Outcome:
     """The smallest schedule found that violates anything at all, with its trace."""
     struck = frozenset(failure.struck) & {f.name for f in fields(Faults)}
-    mode: Mode = "memtable" if failure.memtable else "wal"
+    mode = failure.mode
+    plays = {"wal": list(SCENES), "memtable": list(PLOTS), "life": list(LIFE_PLOTS)}[mode]
     best, settings = failure, (None, scene, False)
     worlds: list[tuple[frozenset[str] | None, str | None, bool]] = [(frozenset(), None, True)]
     worlds += [(frozenset({fault}), None, True) for fault in sorted(struck)]
-    worlds += [(frozenset(), name, True) for name in ([scene] if scene else PLOTS if failure.memtable else SCENES)]
+    worlds += [(frozenset(), name, True) for name in ([scene] if scene else plays)]
     worlds += [(struck, scene, True)]
     for faults, plot, small in worlds:
         for seed in range(failure.seed, failure.seed + max(1, tries // len(worlds))):

@@ -26,6 +26,7 @@ from headgate.errors import (
     FencedError,
     HeadgateError,
     OutcomeUnknownError,
+    SnapshotExpiredError,
     StoreError,
     StoreUnavailableError,
     WriterPoisonedError,
@@ -49,6 +50,9 @@ MARK = 1_000_000
 """Keys from here on: one per delete, so that it can be told from all others."""
 ROWS_MAX = 8
 """Of a put: the value of its row r is its number times this, plus r."""
+
+RETRYABLE = (StoreUnavailableError, CommitConflictError, SnapshotExpiredError)
+"""What a read may end in, beside compaction and collection: asked again, it would be answered."""
 
 Row = tuple[int, int]
 Source = Literal["tail", "durable", "memory"]
@@ -140,6 +144,8 @@ class TableStage(Stage):
         self.table_ledger, self.rules, self.filters = ledger, KEYED if keyed else KEYLESS, filters
         self.salt = salt
         """A producer's puts follow from their numbers and this, so that a retry says the same again."""
+        self.between: Callable[[Process, ShardWriter, random.Random], None] | None = None
+        """What a writer with a MemTable does now and then, between two puts."""
 
     def columnar(self, process: Process) -> ArrowColumnar:
         return ArrowColumnar(RetryingStore(SimStore(process), SimClock(process), POLICY))
@@ -289,6 +295,8 @@ def _put_all(
             learn(stage, client, number, ack)
         if rng.random() < 0.2:
             writer.flush()
+        if memtable and stage.between is not None:
+            stage.between(process, writer, rng)
         if memtable and rng.random() < 0.4:
             read_own(stage, process, writer, life, rng)
 
@@ -321,7 +329,7 @@ def read_own(stage: TableStage, process: Process, writer: ShardWriter, life: Lif
     began, durable, returned = scheduler.steps, ledger.acknowledged_before(), life.returned
     try:
         found = result_of(writer.scan(filter=asked.sql if asked else None, limit=limit, freshness=source), rng)
-    except (StoreUnavailableError, CommitConflictError):
+    except RETRYABLE:
         return
     stage.world.note(process.name, f"reads ({source}) {found}")
     ledger.reads.append(Read(life.name, source, found, began, scheduler.steps, durable, asked, limit, life, returned, len(life.begun)))
@@ -354,7 +362,7 @@ def reader_process(stage: TableStage, process: Process, rng: random.Random) -> C
             try:
                 scan = Scan(lambda: [reader.view()], stage.rules, filter=asked.sql if asked else None, limit=limit)
                 found = result_of(scan, rng)
-            except (StoreUnavailableError, CommitConflictError):
+            except RETRYABLE:
                 continue
             except HeadgateError as error:
                 stage.open_problem(process.name, error)

@@ -138,7 +138,7 @@ class World:
     paused: set[str] = field(default_factory=set)
     trace: list[str] | None = None
     ever: dict[str, list[tuple[int, bytes]]] | None = None
-    """Everything that ever stood below ``wal/``, with the step it came at, deleted or not; None: not remembered."""
+    """Every entry and manifest that ever stood, with the step it came at, deleted or not; None: not remembered."""
     dwells: float = 0.0
     """How often a task takes its time at a step or before it asks the store."""
     doomed: list[Process] = field(default_factory=list)
@@ -270,7 +270,7 @@ class World:
         if key in self.objects:
             return False
         self.objects[key] = body
-        if self.ever is not None and key.startswith("wal/"):
+        if self.ever is not None and (key.startswith("wal/") or "/manifest/" in key):
             self.ever.setdefault(key, []).append((self.scheduler.steps, body))
         bisect.insort(self.keys, key)
         self._digest ^= hash((key, body))
