@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,7 +96,7 @@ def demo(
             told = _Told(as_json=as_json, say=say)
             records = flights() if data is None else from_file(data, [name for name in key.split(",") if name], group)
             story = Story(records, place, writers=writers, seconds=seconds, tell=told)
-            page = story.run(_session)
+            page = story.run(partial(_session, place / "spark.log"))
         report.write_text(page.html(), encoding="utf-8")
     except BaseException as error:
         if isinstance(error, DemoFailedError):
@@ -126,10 +127,11 @@ def demo(
     told.end(*lines)
 
 
-def _session() -> SparkSession:
-    """A small one: the writers need memory and cores, too."""
+def _session(log: Path) -> SparkSession:
+    """A small one: the writers need memory and cores, too. What its JVM has to say goes to a file."""
     import headgate.spark as hgs
 
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     cores = min(2, os.cpu_count() or 1)
     config = {
         "spark.driver.memory": "1g",
@@ -137,4 +139,11 @@ def _session() -> SparkSession:
         "spark.log.level": "ERROR",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     }
-    return hgs.session(f"local[{cores}]", app_name="headgate-demo", config=config)
+    errors = os.dup(2)
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 2)  # the JVM keeps what it is started with
+    try:
+        return hgs.session(f"local[{cores}]", app_name="headgate-demo", config=config)
+    finally:
+        os.dup2(errors, 2)
+        os.close(errors)

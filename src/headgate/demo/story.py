@@ -41,6 +41,7 @@ CONSUMER = "per-group"
 _SILENT_SECONDS = 90.0
 _SAMPLE_SECONDS = 0.5
 _RESENT = 5
+_STARTS_MAX = 3
 
 Tell = Callable[[str, str], None]
 """Called with a kind ("step", "fact", "held", "progress") and a text."""
@@ -190,13 +191,13 @@ class Story:
         try:
             self._step(f"A table of {SHARDS} shards for {self._records.rows.num_rows:,} records: {self._records.name}")
             session, table = self._prepared(spark)
-            self._step(f"{self._count} writer processes stream them in: as planned, then corrected or cancelled")
+            self._step("A stream on Spark will follow the changes")
+            query = self._follow(session)
+            self._step(f"{self._count} writer processes stream the records in: as planned, then corrected or cancelled")
             self.measured.began = time.time()
             self._start_writers(table)
             sampler = threading.Thread(target=self._sample, daemon=True)
             sampler.start()
-            self._step("A stream on Spark follows the changes")
-            query = self._follow(session)
             self._crash()
             self._compact(session)
             self._checkpoint_and_clone(table)
@@ -265,6 +266,19 @@ class Story:
         return puts, total
 
     def _follow(self, spark: SparkSession) -> Any:
+        """Start the stream, and see that it runs: on a busy machine Spark may give up on its worker, before anything was read."""
+        for attempt in range(_STARTS_MAX):
+            query = self._start_stream(spark, self._place / f"checkpoint-{attempt}")
+            while query.isActive and query.status["message"] in ("Initializing sources", "Initializing StreamExecution"):
+                time.sleep(0.1)
+            if query.isActive:
+                break
+        else:
+            raise DemoFailedError(f"the stream does not start: {query.exception()}")
+        self._fact(f"it adds up per {self._records.group}, as consumer {CONSUMER!r}: collection leaves what it has not read")
+        return query
+
+    def _start_stream(self, spark: SparkSession, checkpoint: Path) -> Any:
         import pyspark.sql.functions as f
 
         records = self._records
@@ -282,16 +296,14 @@ class Story:
         if records.measure is not None:
             sums.append(f.sum(f.when(is_delete | is_planned, 0.0).otherwise(f.coalesce(f.col(records.measure), f.lit(0.0)))).alias("total"))
         per_group: DataFrame = changes.groupBy(records.group).agg(*sums)
-        query = (
+        return (
             per_group.writeStream.outputMode("complete")
             .format("memory")
             .queryName("per_group")
-            .option("checkpointLocation", str(self._place / "checkpoint"))
+            .option("checkpointLocation", str(checkpoint))
             .trigger(processingTime="2 seconds")
             .start()
         )
-        self._fact(f"it adds up per {records.group}, as consumer {CONSUMER!r}: collection leaves what it has not read")
-        return query
 
     def _wait_for(self, share: float) -> None:
         while min(writer.share for writer in self._writers) < share:
