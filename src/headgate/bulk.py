@@ -127,7 +127,9 @@ class BulkLoad:
         quarantine = Quarantine(self._rooms.store, self.places.clock) if self.on_bad_rows == "quarantine" else None
         # Named by whose it is and which, so that a task that is run again does not keep the same rows again.
         name = None if self.app.startswith(ONCE) else (self.app, self.version)
-        files = RunFiles(watch.rules, self.places.columnar(fsync=self.fsync), self._fresh_folder, self.max_memory, quarantine, name)
+        files = RunFiles(
+            watch.rules, self.places.columnar(fsync=self.fsync), self._fresh_folder, self.max_memory, quarantine, self.places.clock, name
+        )
         for batch in batches_of(batches):
             fitting: pa.RecordBatch | None = batch
             if fit is not None:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.clock import Clock, map_ordered
 from headgate.columnar import Columnar
 from headgate.errors import InvalidInputError, SchemaMismatchError
 from headgate.failpoint import failpoint
@@ -29,6 +30,8 @@ OP = "_op"
 """The column that says what a row does, where rows of both kinds come together."""
 _SLICE_ROWS = 1 << 20
 _JOINED_MAX = 4096
+_SMALL_BYTES = 16 << 20
+_WRITES_AT_ONCE = 8
 
 Fit = Callable[[pa.RecordBatch, pa.Schema, tuple[str, ...]], tuple[pa.RecordBatch | None, pa.RecordBatch | None]]
 """Makes of rows, for a schema and a key, those that fit, and those that do not, with their reasons."""
@@ -55,11 +58,12 @@ class RunFiles:
         fresh_folder: Callable[[str], str],
         max_memory: int,
         quarantine: Quarantine | None,
+        clock: Clock,
         load: tuple[str, int] | None = None,
     ) -> None:
         """``fresh_folder`` makes a new place for a run of a shard; ``load`` is (app, version), if it may come again."""
         self.rules, self._columnar, self._fresh_folder, self._max_memory = rules, columnar, fresh_folder, max_memory
-        self._quarantine, self._load = quarantine, load or (None, None)
+        self._quarantine, self._clock, self._load = quarantine, clock, load or (None, None)
         self._order = KeyOrder(rules) if rules.key else None
         self._held: dict[str, list[MarkedRows]] = {}
         self._bytes: dict[str, int] = {}
@@ -130,6 +134,8 @@ class RunFiles:
 
     def finish(self) -> dict[str, list[RunRecord]]:
         """Write what is held; the runs of each shard, oldest first."""
+        if sum(self._bytes.values()) <= _SMALL_BYTES:  # then what takes long is the store: all shards wait for it together
+            list(map_ordered(self._clock, self._write, sorted(self._held), parallel=_WRITES_AT_ONCE))
         for shard in sorted(self._held):
             self._write(shard)
         return {shard: [run.record(self.rules) for run in some] for shard, some in self._runs.items()}

@@ -53,6 +53,8 @@ _RUNS_BETWEEN = 16
 """So many runs come together in a shard before a stream merges them."""
 _COLLECT_EVERY = 8
 """Every so many times that a stream merges, it collects, too."""
+_COMFORT_SECONDS = 60.0
+"""For readers that hold nothing: what a stream has made garbage of stays so long."""
 _KEPT_MAX = 4
 
 
@@ -170,7 +172,7 @@ def _tidy_up(table: Table, report: LoadReport, batch: int) -> None:
     if batch % every == every - 1:
         _merge(table)
     if batch % (every * _COLLECT_EVERY) == every * _COLLECT_EVERY - 1:
-        table.gc(dry_run=False)
+        table.gc(dry_run=False, min_age=_COMFORT_SECONDS)
 
 
 def _merge(table: Table) -> None:
