@@ -302,7 +302,7 @@ class ChangeBatches:
     ) -> None:
         for id, one in found.items():
             children = next_shards(one.manifest)
-            if not children or cut[id].offset < one.end:
+            if not children or one.begin < one.end:
                 continue
             # A child that is not there any more was split itself: what it came to may be below ``until``.
             if until is None or all(child in until or child not in shards for child in children):
