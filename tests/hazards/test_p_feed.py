@@ -214,6 +214,24 @@ def test_p17_a_load_announced_before_and_placed_after_a_batch_is_delivered_once(
         assert replica(reader.got) == state_of(table)
 
 
+def test_p17_the_tip_is_read_before_the_manifest_that_says_what_is_announced(table: hg.Table, crew: Any) -> None:
+    """t0 the reader looks · t1 a load is announced, and reads the tip · t2 entries come · t3 the reader goes on."""
+    crew.stops = {"tip.found", "load.tip"}
+    with table.writer() as writer:
+        writer.put(rows(1, value="before")).wait()
+        reader = Reader(table)
+        reading = crew.actor(reader.batch)
+        reading.step_to("tip.found")
+        loader = crew.actor(lambda: hg.open_table(table.uri).load(loaded(1, value="loaded")))
+        loader.step_to("load.tip")
+        writer.put(rows(1, value="after")).wait()
+        reading.finish()
+        loader.finish()
+        while reader.batch():
+            pass
+        assert reader.got == [(1, "before"), (1, "loaded"), (1, "after")]
+
+
 @pytest.mark.parametrize("seed", range(25))
 def test_p17_readers_and_loaders_stop_anywhere(table: hg.Table, crew: Any, seed: int) -> None:
     """Two loaders, two readers and a writer take turns at every step; every change comes once, in the order of the table."""

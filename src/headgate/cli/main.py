@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import headgate as hg
-from headgate.cli import columns, demo, life, log, put, read, repair, simulate, table
+from headgate.cli import columns, demo, feed, life, log, put, read, repair, simulate, table
 from headgate.cli.command import Command
 
 app = typer.Typer(
@@ -44,6 +44,7 @@ for _run in (
     read.lookup,
     table.status,
     log.tail,
+    feed.changes,
     table.verify,
     repair.repair,
     log.trim,
@@ -55,6 +56,7 @@ for _run in (
     app.command(cls=Command)(_run)
 app.add_typer(columns.app, name="columns")
 app.add_typer(life.checkpoint_app, name="checkpoint")
+app.add_typer(feed.consumers_app, name="consumers")
 
 
 def main() -> None:
