@@ -122,3 +122,13 @@ def test_what_is_no_length_of_time(text):
 )  # fmt: skip
 def test_called_wrongly_they_end_with_2(headgate, arguments):
     assert headgate(*arguments).code == 2
+
+
+# -- on Spark
+
+
+def test_a_master_goes_with_spark(headgate, flushed):
+    for command in ("compact", "gc", "verify"):
+        ran = headgate(command, flushed.uri, "--master", "local[1]")
+        assert ran.code == 2
+        assert "--spark" in ran.err

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
 import headgate as hg
 import headgate.spark as hgs
+from headgate.cli.main import app
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string()), pa.field("v", pa.float64())])
 CONFIG = hg.ShardWriterConfig(fsync=False)
@@ -206,3 +210,40 @@ def test_a_reshard_that_died_is_run_again(spark: Any, tmp_path: Path) -> None:
     other = hg.create_table(tmp_path / "other", SCHEMA, key="id")
     with pytest.raises(hg.InvalidInputError, match="not empty"):
         hgs.reshard(spark, other.uri, tmp_path / "new", hg.bucket("id", 3))
+
+
+def test_the_commands_with_spark_say_what_they_say_without_it(spark: Any, tmp_path: Path) -> None:
+    table = filled(tmp_path, 2)
+    before = in_order(table)
+
+    def said(*words: str) -> Any:
+        ran = CliRunner().invoke(app, [words[0], table.uri, *words[1:], "--json"], catch_exceptions=False)
+        assert ran.exit_code == 0, ran.output
+        return json.loads(ran.stdout)
+
+    compacted = said("compact", "--spark", "--full")
+    assert (compacted["runs_before"], compacted["runs_after"]) == (8, 2)
+    assert said("verify", "--spark", "--deep") == said("verify", "--deep")
+    assert said("gc", "--spark", "--min-age", "0") == said("gc", "--min-age", "0")
+    assert said("gc", "--spark", "--yes", "--min-age", "0")["objects"]["run"] > 0
+    assert in_order(table) == before
+    assert spark.range(3).count() == 3, "a session that was there is left alone"
+
+
+@pytest.mark.slow
+def test_compaction_and_a_first_load_by_real_executors(on_cluster: Callable[..., Any], tmp_path: Path) -> None:
+    table = filled(tmp_path, 2)
+    before = table.scan().count()
+    said = on_cluster(
+        """
+        report = hgs.compact(spark, args[0], full=True, rows_per_task=1000)
+        copied = hgs.reshard(spark, args[0], args[1], hg.bucket("id", 3), partitions=3)
+        ok = hgs.verify(spark, args[1], deep=True).ok
+        hgs.gc(spark, args[0], dry_run=False, min_age=0)
+        answer({"runs": report.runs_after, "rows": copied.rows, "parts": copied.runs, "ok": ok})
+        """,
+        table.uri,
+        str(tmp_path / "copy"),
+    )
+    assert said == {"runs": 2, "rows": before, "parts": {"0000": 1, "0001": 1, "0002": 1}, "ok": True}
+    assert in_order(hg.open_table(tmp_path / "copy")) == in_order(table)

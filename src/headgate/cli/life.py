@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from headgate.cli.command import Command
+from headgate.cli.on_spark import Master, Spark, check, place, spark_session
 from headgate.cli.options import AsJson, StorageOptions, Uri, WalOptions, WalUri, open_table
 from headgate.cli.output import ago, print_json, print_table, progress, screen, size
 
@@ -31,7 +32,11 @@ def compact(
     shard: Annotated[
         list[str] | None, typer.Option("--shard", metavar="ID", show_default=False, help="Only this shard. Repeatable.")
     ] = None,
-    max_memory: Annotated[int, typer.Option("--max-memory", metavar="MIB", min=1, help="Memory to use, about.")] = 1024,
+    max_memory: Annotated[
+        int, typer.Option("--max-memory", metavar="MIB", min=1, help="Memory to use, about; of each task on Spark.")
+    ] = 1024,
+    spark: Spark = False,
+    master: Master = None,
     wal_uri: WalUri = None,
     option: StorageOptions = None,
     wal_option: WalOptions = None,
@@ -41,14 +46,29 @@ def compact(
 
     The files of the runs that were merged stay until gc.
     """
+    check(spark, master)
     table = open_table(uri, option, wal_uri, wal_option)
+    chosen = list(dict.fromkeys(shard)) if shard else None
     with progress("compacting", quiet=as_json) as tell:
-        report = table.compact(
-            max_memory << 20,
-            lambda where, done, total: tell(f"shard {where}: {done:,} of {total:,} rows"),
-            full=full,
-            shards=list(dict.fromkeys(shard)) if shard else None,
-        )
+
+        def told(where: str, done: int, total: int) -> None:
+            tell(f"shard {where}: {done:,} of {total:,} rows")
+
+        if spark:
+            import headgate.spark as hgs
+
+            with spark_session(master) as session:
+                report = hgs.compact(
+                    session,
+                    uri,
+                    max_memory=max_memory << 20,
+                    progress=told,
+                    full=full,
+                    shards=chosen,
+                    **place(option, wal_uri, wal_option),
+                )
+        else:
+            report = table.compact(max_memory << 20, told, full=full, shards=chosen)
     if as_json:
         print_json({"uri": table.uri, **asdict(report)})
         return
@@ -65,6 +85,8 @@ def gc(
         str, typer.Option("--min-age", metavar="TIME", help="Leave alone runs that became garbage within it, for reads that began before.")
     ] = "1h",
     sweep: Annotated[bool, typer.Option("--sweep", help="Look everywhere for what stalled writers left behind. Lists more.")] = False,
+    spark: Spark = False,
+    master: Master = None,
     wal_uri: WalUri = None,
     option: StorageOptions = None,
     wal_option: WalOptions = None,
@@ -75,9 +97,16 @@ def gc(
     Safe at any moment, beside anything. What a checkpoint or a consumer needs stays, and so do all seals.
     """
     age = seconds(min_age, "--min-age")
+    check(spark, master)
     table = open_table(uri, option, wal_uri, wal_option)
     with progress("collecting" if yes else "looking", quiet=as_json):
-        report = table.gc(dry_run=not yes, min_age=age, sweep=sweep)
+        if spark:
+            import headgate.spark as hgs
+
+            with spark_session(master) as session:
+                report = hgs.gc(session, uri, dry_run=not yes, min_age=age, sweep=sweep, **place(option, wal_uri, wal_option))
+        else:
+            report = table.gc(dry_run=not yes, min_age=age, sweep=sweep)
     if as_json:
         print_json({"uri": table.uri, **asdict(report)})
         return

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 import headgate as hg
+from headgate.cli.on_spark import Master, Spark, check, place, spark_session
 from headgate.cli.options import AsJson, StorageOptions, Uri, WalOptions, WalUri, open_table, pairs
 from headgate.cli.output import ago, print_json, print_table, progress, screen, size
 from headgate.cli.schema_file import describe, read_schema
@@ -227,6 +228,8 @@ def verify(
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every entry that is left and every row of every run, and compare the two.")
     ] = False,
+    spark: Spark = False,
+    master: Master = None,
     wal_uri: WalUri = None,
     option: StorageOptions = None,
     wal_option: WalOptions = None,
@@ -236,9 +239,16 @@ def verify(
 
     Writes nothing. Exit code 1 if something is wrong; headgate repair says what can be done about it.
     """
+    check(spark, master)
     table = open_table(uri, option, wal_uri, wal_option)
     with progress(f"checking {len(table.shards):,} shards of {table.uri}", quiet=as_json) as tell:
-        report = table.verify(deep, lambda shard, what: tell(f"shard {shard}: {what}"))
+        if spark:
+            import headgate.spark as hgs
+
+            with spark_session(master) as session:
+                report = hgs.verify(session, uri, deep=deep, **place(option, wal_uri, wal_option))
+        else:
+            report = table.verify(deep, lambda shard, what: tell(f"shard {shard}: {what}"))
     if as_json:
         print_json({"uri": table.uri, "deep": deep, **asdict(report)})
     else:
