@@ -63,6 +63,12 @@ class Places:
         return ShardLog(table_id, shard, manifests, self.wal_store(fsync=fsync), self.wal_uri, self.clock)
 
 
+def remember_wal_store(watch: SchemaWatch, places: Places) -> None:
+    """All shards of a table write to this WAL store now: whoever opens the table without naming one gets it. Can be repeated."""
+    if watch.manifest.wal_uri != places.wal_uri:
+        watch.commit(lambda latest: latest.but(wal_uri=places.wal_uri) if latest.wal_uri != places.wal_uri else None)
+
+
 @dataclass(frozen=True)
 class Shard:
     """A shard of a table. ``id`` is "0000", "0001", …"""
@@ -123,7 +129,10 @@ class Shard:
         quarantine = None
         if config.on_bad_rows == "quarantine":
             quarantine = Quarantine(self.places.table_store(fsync=config.fsync), self.places.clock, self.id)
-        return ShardWriter(log, self.rules, config, columnar, self.watch, quarantine, split=check)
+        writer = ShardWriter(log, self.rules, config, columnar, self.watch, quarantine, split=check)
+        if self.watch.manifest.shards == (self.id,):
+            remember_wal_store(self.watch, self.places)
+        return writer
 
     def tail(self, start: int | None = None, follow: bool = True) -> Iterator[Entry]:
         """The log's entries, from a position on; with ``follow`` it waits at the tip for more."""

@@ -59,7 +59,7 @@ from headgate.new_shards import add_shards
 from headgate.quarantine import Quarantine, split_bad
 from headgate.retired import publish
 from headgate.schema import RowRules, one_batch
-from headgate.shard import Places, Shard
+from headgate.shard import Places, Shard, remember_wal_store
 from headgate.sharding import Part, ranges_of, split_rows
 from headgate.table_ack import TableAck, failure
 from headgate.view import find_checkpoint
@@ -189,6 +189,8 @@ class TableWriter:
         self._writers: dict[str, ShardWriter] = {}
         self._closing = self._closed = False
         self._open([name for name in manifest.shards if self._held is None or name in self._held])
+        if self._held is None:
+            remember_wal_store(watch, places)
 
     @property
     def writers(self) -> dict[str, ShardWriter]:
@@ -399,8 +401,11 @@ class TableWriter:
             log = Shard.of(shard, self._places, self._watch).log
             writer = self._writers.get(shard)
             # 1. Others may have been faster; then only what came too late for them is left to be sent.
-            if writer is None or (writer.failure is None and log.manifests.load().epoch == writer.epoch):
-                self._send_again(shard, log.manifests.load().ends(), self._writers, self._rule)
+            now = log.manifests.load()
+            if now.state == "dropped":
+                return False
+            if writer is None or (writer.failure is None and now.epoch == writer.epoch and now.state != "retired"):
+                self._send_again(shard, now.ends(), self._writers, self._rule)
                 return True
             # 2. Was it a split, and were we the ones who held the shard before it?
             if not is_heir(settled(log, deadline), writer.epoch):

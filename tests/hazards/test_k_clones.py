@@ -725,3 +725,76 @@ def test_planted_a_cloner_that_does_not_look_again_loses_its_rows(source: Source
         hg.drop_table(source.uri, confirm=source.uri)
     with pytest.raises(hg.HeadgateError):
         values(made[0])
+
+
+# -- K08: another WAL store
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_k08_the_store_of_the_log_is_changed_once_it_is_clean_and_found_by_whoever_opens_the_table(tmp_path: Path, single: bool) -> None:
+    sharding = hg.unsharded() if single else hg.bucket("id", 2)
+    table = hg.create_table(tmp_path / "t", SCHEMA, key="id", sharding=sharding)
+    writer = table.writer(hg.ShardWriterConfig(max_memtable_age=1e6))
+    rows = put(writer, dict.fromkeys(range(20), "a"))
+    writer.abort()
+    moved = hg.open_table(tmp_path / "t", wal_uri=tmp_path / "fast")
+    with pytest.raises(hg.WalStoreMismatchError) as caught:
+        moved.writer()
+    assert caught.value.hint
+    assert not (tmp_path / "fast" / "wal").exists(), "nothing was written"
+    table.writer().close()  # with the old store at hand: claim, seal, flush
+    with moved.writer() if not single else moved.shard("0000").writer() as writer:
+        rows |= put(writer, dict.fromkeys(range(10, 30), "b"))
+        writer.flush()
+        rows |= put(writer, {1: "c"})
+    found = hg.open_table(tmp_path / "t")
+    assert values(found) == rows
+    assert all(shard.wal_store == str(tmp_path / "fast") for shard in found.status().shards)
+    with found.writer() as writer:
+        rows |= put(writer, {2: "d"})
+    assert values(hg.open_table(tmp_path / "t")) == rows
+    assert found.verify(deep=True).ok
+    # And back beside the table.
+    with hg.open_table(tmp_path / "t", wal_uri=tmp_path / "t").writer() as writer:
+        rows |= put(writer, {3: "e"})
+    shutil.rmtree(tmp_path / "fast")
+    assert values(hg.open_table(tmp_path / "t")) == rows
+
+
+def test_k08_a_clone_does_not_inherit_the_parents_store(tmp_path: Path) -> None:
+    table = hg.create_table(tmp_path / "t", SCHEMA, key="id", wal_uri=tmp_path / "wal")
+    with table.writer() as writer:
+        rows = put(writer, dict.fromkeys(range(20), "a"))
+    writer = table.writer(hg.ShardWriterConfig(max_memtable_age=1e6))
+    rows |= put(writer, {1: "in the log"})
+    twin = hg.clone(tmp_path / "t", tmp_path / "twin")
+    writer.abort()
+    shutil.rmtree(tmp_path / "wal")
+    assert values(twin) == values(hg.open_table(tmp_path / "twin")) == rows
+    assert [shard.wal_store for shard in twin.status().shards] == [str(tmp_path / "twin")]
+    with twin.writer() as other:
+        rows |= put(other, {2: "b"})
+    assert values(twin) == rows
+
+
+# -- a clone that is split
+
+
+def test_a_clone_is_split_and_detached_and_nothing_of_the_parent_is_left(source: Source) -> None:
+    twin = hg.clone(source.uri, fresh(), checkpoint="then")
+    first = twin.split_shard("0000")[0]
+    twin.split_shard(first)
+    source.move_on()
+    assert values(twin) == source.then
+    with twin.writer() as writer:
+        rows = source.then | put(writer, dict.fromkeys(range(25, 60), "x"))
+    with pytest.raises(hg.InvalidInputError, match="still reads"):
+        twin.detach()  # what was split pins the states that it had then
+    assert values(twin) == rows
+    for _ in range(4):
+        twin.gc(dry_run=False, min_age=0)
+    twin.detach()
+    assert source.table.checkpoints() == []
+    source.table.gc(dry_run=False, min_age=0)
+    assert values(hg.open_table(twin.uri)) == rows
+    assert twin.verify(deep=True).ok
