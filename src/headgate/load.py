@@ -28,6 +28,7 @@ from headgate.attempt import check_registered
 from headgate.errors import BackpressureTimeoutError, CommitConflictError, TransactionConflictError
 from headgate.failpoint import failpoint
 from headgate.manifest.model import AnnouncedLoad, PlacedLoad, ShardManifest, TransactionMark
+from headgate.meters import LOAD_ROWS, LOADS
 from headgate.wal.log import ShardLog
 from headgate.wal.tip import find_tip
 
@@ -109,7 +110,11 @@ def place(log: ShardLog, id: str, app: str, version: int) -> bool:
         record = PlacedLoad(number=number, position=position, runs=runs, app=app, version=version, time=now)
         return changed.but(runs=(*manifest.runs, *runs), loads=(*manifest.loads, record), next_load=number + 1)
 
-    log.manifests.commit(change)
+    committed = log.manifests.commit(change)
+    if placed:
+        rows = sum(run.rows for load in committed.loads if (load.app, load.version) == (app, version) for run in load.runs)
+        LOADS.add(1, log.manifests.place, log.shard)
+        LOAD_ROWS.add(rows, log.manifests.place, log.shard)
     return placed
 
 
