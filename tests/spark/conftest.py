@@ -19,7 +19,8 @@ from headgate.errors import NotFoundError
 from headgate.spark.environment import require_java, require_pyspark
 
 SOURCES = str(Path(headgate.__file__).parent.parent)
-PATIENCE = 170.0
+PATIENCE = 580.0
+"""How long a test may take where much else runs; on an idle machine it is seconds."""
 SETTINGS = {
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
@@ -32,6 +33,13 @@ SETTINGS = {
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.sql.warehouse.dir": "/nonexistent/warehouse",
 }
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test of a process starts Spark, and its workers import the package: give it time."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(PATIENCE))
 
 
 def _environment(scratch: Path) -> dict[str, str]:

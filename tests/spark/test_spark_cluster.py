@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 import headgate as hg
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.float64())])
 
 
+@pytest.mark.timeout(600)
 def test_executors_read_one_snapshot_though_the_table_goes_on(on_cluster: Callable[..., Any], tmp_path: Path) -> None:
     table = hg.create_table(tmp_path / "t", SCHEMA, key="id", sharding=hg.bucket("id", 2))
     with table.writer(hg.ShardWriterConfig(fsync=False)) as writer:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from headgate.spark.frame import read, snapshot
     from headgate.spark.jobs import compact, gc, verify
     from headgate.spark.route import partition_by_shard
-    from headgate.spark.session import register, session
+    from headgate.spark.start import register, session
     from headgate.spark.transfer import load, reshard
     from headgate.spark.types import arrow_schema, spark_schema
 
@@ -29,8 +29,8 @@ _ROOMS = {
     "load": "transfer",
     "reshard": "transfer",
     "partition_by_shard": "route",
-    "register": "session",
-    "session": "session",
+    "register": "start",
+    "session": "start",
     "arrow_schema": "types",
     "spark_schema": "types",
 }
