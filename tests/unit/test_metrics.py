@@ -106,6 +106,13 @@ def test_compaction_and_collection_are_counted(table: hg.Table) -> None:
     assert value("headgate_manifest_commits_total", uri) > 6
 
 
+def test_loads_are_counted(table: hg.Table) -> None:
+    table.load(pa.Table.from_batches([rows(1, 2, 3)]), app="backfill", version=1)
+    table.load(pa.Table.from_batches([rows(1, 2, 3)]), app="backfill", version=1)
+    assert value("headgate_loads_total", table.uri) == 1, "the same again is no other load"
+    assert value("headgate_load_rows_total", table.uri) == 3
+
+
 def test_a_status_shows_the_state_to_a_process_that_does_not_write(table: hg.Table) -> None:
     with table.writer() as writer:
         writer.put(rows(1)).wait()

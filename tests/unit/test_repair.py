@@ -378,6 +378,20 @@ def test_a_checkpoint_whose_files_are_gone_is_dropped(broken: Broken) -> None:
     assert broken.ids() == [1, 2, 3]
 
 
+def test_a_load_whose_files_are_gone_is_given_up_in_reads_and_in_the_changes(broken: Broken) -> None:
+    broken.put(1, 2, flush=True)
+    broken.table.load(pa.Table.from_batches([rows(2, 3, note="loaded")]), app="a", version=1)
+    broken.put(4, flush=True)
+    loaded = next(run for run in broken.manifest.runs if run.first == run.end)
+    shutil.rmtree(broken.path / loaded.slices[0].path)
+    report = broken.repair()
+    (step,) = report.steps
+    assert (step.kind, step.rows) == ("slice", 2)
+    assert "a load placed at position" in step.gives_up
+    assert broken.ids() == [1, 2, 4]
+    assert broken.manifest.transactions["a"].version == 1, "the transaction happened: it is not to be repeated by itself"
+
+
 # -- manifests
 
 

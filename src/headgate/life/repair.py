@@ -324,6 +324,7 @@ class _Plan:
                 first_position=run.first,
                 end_position=run.end,
             )
+        whence = f"positions {run.first} to {run.end - 1}" if run.first < run.end else f"a load placed at position {run.end}"
         where = f" with keys from {broken.keys[0]} to {broken.keys[1]}" if broken.keys else ""
         return RepairStep(
             self.log.shard,
@@ -331,7 +332,7 @@ class _Plan:
             part.path,
             what,
             f"run {run.id} goes on without it",
-            f"{part.rows:,} rows{where}, of positions {run.first} to {run.end - 1}; older versions of their keys, and keys that they "
+            f"{part.rows:,} rows{where}, of {whence}; older versions of their keys, and keys that they "
             "deleted, show again if an older run has them",
             run.first,
             run.end,
