@@ -27,7 +27,9 @@ CHANGE_FIELDS = (
 )
 OFFSET = b"headgate.offset"
 """In the metadata of a batch's schema: the offset after it, as JSON: {shard: [position, load]}."""
-_OPS = pa.array(["upsert", "delete"])
+_OPS = pa.Array.from_buffers(  # pa.array would look for pandas, and load it
+    pa.string(), 2, [None, pa.py_buffer(np.array([0, 6, 12], np.int32)), pa.py_buffer(b"upsertdelete")]
+)
 
 
 class Offset(NamedTuple):
