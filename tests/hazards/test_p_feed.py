@@ -1,4 +1,4 @@
-"""Hazards of the change feed that need no Spark: P12, P15, P17, and F14, G01, G07, I06 where changes are followed."""
+"""Hazards of the change feed that need no Spark: P12, P14, P15, P17, and F14, G01, G07, I06 where changes are followed."""
 
 from __future__ import annotations
 
@@ -108,6 +108,60 @@ def test_p12_the_last_batch_that_was_never_committed_comes_again(table: hg.Table
         table.gc(dry_run=False, min_age=0)
         again = table.open_consumer("c").starts["0000"].offset
         assert flat(shard.read_changes(again, end)) == [(2, "v2")]
+
+
+# -- P14
+
+
+def split_every_shard(table: hg.Table) -> None:
+    for shard in list(table.refresh().shards):
+        table.split_shard(shard.id)
+
+
+@pytest.fixture
+def sharded() -> hg.Table:
+    return hg.create_table(f"memory://p-feed-{next(_names)}", SCHEMA, key="id", sharding=hg.bucket("id", 1))
+
+
+def test_p14_a_follower_goes_on_with_the_parts_of_a_shard(sharded: hg.Table) -> None:
+    with sharded.writer() as writer:
+        writer.put(rows(*range(20))).wait()
+        follower = sharded.changes(follow=True, idle_timeout=0.0, poll_interval=0.001)
+        got = flat([next(follower)])
+        writer.put(rows(*range(5, 10), value="before")).wait()
+        split_every_shard(sharded)
+        writer.put(rows(*range(8, 25), value="after")).wait()
+        sharded.load(loaded(30, 31))
+        rest = flat(follower)
+        assert len(rest) == 5 + 17 + 2
+        assert replica(got + rest) == state_of(sharded)
+        writer.put(rows(1, 2)).wait()
+        assert len(flat(sharded.changes(start=follower.offset))) == 2
+
+
+@pytest.mark.parametrize("kept_by", ["consumer", "offset"])
+def test_p14_a_reader_that_was_away_for_two_splits_misses_and_doubles_nothing(sharded: hg.Table, kept_by: str) -> None:
+    name = "c" if kept_by == "consumer" else None
+    with sharded.writer() as writer:
+        writer.put(rows(*range(20))).wait()
+        changes = sharded.changes(consumer=name)
+        got = flat(changes)
+        start = None if name else changes.offset
+        writer.put(rows(*range(5, 10), value="before")).wait()
+        split_every_shard(sharded)
+        writer.put(rows(*range(8, 25), value="between")).wait()
+        split_every_shard(sharded)
+        writer.put(rows(*range(40, 50), value="after")).wait()
+        if name:
+            writer.flush()
+            sharded.gc(dry_run=False, min_age=0)
+        rest = flat(sharded.changes(start, name))
+        assert len(rest) == 5 + 17 + 10
+        assert replica(got + rest) == state_of(sharded)
+        assert replica(flat(sharded.changes("snapshot"))) == replica(flat(sharded.changes({}))) == state_of(sharded)
+        if name:
+            assert flat(sharded.changes(consumer=name)) == []
+            assert sharded.consumers()[0].lag == 0
 
 
 # -- P15

@@ -9,7 +9,7 @@ import pytest
 
 import headgate as hg
 from headgate.failpoint import hooked
-from headgate.manifest.model import CheckpointRecord, ConsumerRecord
+from headgate.manifest.model import ChainPoint, CheckpointRecord, ConsumerRecord
 from headgate.store.faulty import Fault
 from headgate.wal.collect import collect_entries, trim
 from headgate.wal.entry import SEAL_BYTES, Entry
@@ -248,7 +248,7 @@ def test_a_hold_stops_trim_and_collection(bench: Any, kind: str) -> None:
     with pytest.raises(hg.InvalidInputError, match="'c'"):
         trim(bench.log(), 3)
     trim(bench.log(), 2)
-    bench.log().manifests.commit(lambda m: m.but(cursor=(1, 5)))  # as a flush moves it
+    bench.log().manifests.commit(lambda m: m.but(cursor=ChainPoint(1, 5)))  # as a flush moves it
     assert collect_entries(bench.log(), dry_run=False).floor == 2
     assert bench.ids() == [2, 3, 4]
 
