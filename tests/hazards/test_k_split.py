@@ -363,6 +363,63 @@ def test_planted_parts_named_alike_in_every_try_show_what_a_dead_splitter_left(m
         again(table).split_shard("0000")
 
 
+LOAD_STEPS = ["bulk.joined", "transaction.announced", "transaction.decided", "load.tip", "transaction.placed"]
+
+
+@pytest.mark.parametrize("step", LOAD_STEPS)
+@pytest.mark.parametrize("key", ["id", None])
+def test_k14_a_split_in_the_middle_of_a_load_waits_for_it_or_comes_before_it(step: str, key: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, tried = make(key=key), []
+    with table.writer() as writer:
+        put(writer, dict.fromkeys(range(100), "x"))
+    monkeypatch.setattr(splits, "_LOADS_WAITS_MAX", 2)
+
+    def act(name: str) -> None:
+        if name == step and not tried:
+            tried.append(name)
+            try:
+                again(table).split_shard("0000")
+            except hg.CommitConflictError:
+                tried.append("waits")
+
+    with hooked(act):
+        assert table.load(pa.table({"id": range(100, 200), "value": ["y"] * 100}, schema=SCHEMA), app="a", version=1).rows == 100
+    assert tried
+    if "0000" in shards(again(table)):
+        again(table).split_shard("0000")
+    assert not again(table).load(pa.table({"id": range(100, 200), "value": ["z"] * 100}, schema=SCHEMA), app="a", version=1).committed
+    assert ids(again(table)) == list(range(200))
+    in_the_right_half(again(table))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_k14_a_load_in_the_middle_of_a_split_is_there_once(step: str) -> None:
+    table, threads, failures = make(key=None), [], []
+    with table.writer() as writer:
+        put(writer, dict.fromkeys(range(100), "x"))
+
+    def load() -> None:
+        try:
+            again(table).load(pa.table({"id": range(100, 200), "value": ["y"] * 100}, schema=SCHEMA))
+        except BaseException as error:
+            failures.append(error)
+
+    def act(name: str) -> None:
+        if name == step and not threads:
+            threads.append(threading.Thread(target=load))
+            threads[0].start()
+            threads[0].join(0.05)
+
+    with hooked(act):
+        table.split_shard("0000")
+    threads[0].join(60)
+    assert not failures, failures
+    assert ids(again(table)) == list(range(200))
+    again(table).compact(full=True)
+    assert ids(again(table)) == list(range(200))
+    in_the_right_half(again(table))
+
+
 # -- writers
 
 
