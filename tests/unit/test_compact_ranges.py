@@ -11,6 +11,7 @@ import pytest
 
 import headgate as hg
 from headgate.compact_ranges import ShardCompaction, plan_compaction
+from headgate.failpoint import hooked
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])
 CONFIG = hg.ShardWriterConfig(fsync=False)
@@ -126,3 +127,46 @@ def test_what_a_job_that_died_has_written_is_held_while_it_may_be_committed_and_
     assert again.gc(dry_run=False, min_age=0).objects["orphan"] > 0
     with pytest.raises(hg.CommitConflictError, match="lease"):
         carried_out(dead)
+
+
+class Killed(BaseException):
+    """A process that ends: nothing is tidied up after it."""
+
+
+@pytest.mark.parametrize("point", ["compact_ranges.registered", "compact.slice", "compact_ranges.written", "compact_ranges.committed"])
+@pytest.mark.parametrize("collects", [False, True])
+def test_a_compaction_that_is_killed_anywhere_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, collects: bool
+) -> None:
+    table = filled(tmp_path)
+    before = table.scan().to_arrow().sort_by("id")
+    monkeypatch.setattr("headgate.compact_ranges.withdraw", lambda log, attempt: None)
+
+    def kill(name: str) -> None:
+        if name == point:
+            raise Killed(name)
+
+    with hooked(kill), pytest.raises(Killed):
+        carried_out(planned(table, range_rows=1_500))
+    if collects:
+        table.gc(dry_run=False, min_age=0)
+    if point != "compact_ranges.committed":
+        assert carried_out(planned(table, range_rows=1_500)).runs_after == 1
+    assert table.scan().to_arrow().sort_by("id") == before
+    assert len(table.runs()) == 1
+    assert table.verify(deep=True).ok
+
+
+def test_a_file_that_is_lost_is_told_and_one_that_was_collected_is_a_conflict(tmp_path: Path) -> None:
+    table = filled(tmp_path)
+    late = planned(table, range_rows=10_000)
+    carried_out(planned(table, range_rows=2_000))
+    table.gc(dry_run=False, min_age=0)
+    with pytest.raises(hg.CommitConflictError, match="another compaction"):
+        carried_out(late)
+    again = filled(tmp_path / "again")
+    broken = planned(again, range_rows=10_000)
+    lost = Path(again.runs()[0].slices[0].uri.removeprefix("file://"))
+    lost.rename(lost.with_suffix(".hidden"))
+    with pytest.raises(hg.DataLossError, match="is missing"):
+        carried_out(broken)
