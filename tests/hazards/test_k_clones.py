@@ -221,7 +221,7 @@ def test_planted_a_pin_after_the_copy_loses_rows(source: Source, monkeypatch: py
     """The tests above would notice it."""
 
     def not_yet(self: Any, clone: Any, parent: Any, uri: str) -> list[Any]:
-        return [(self.logs[name].manifests.load().checkpoints[parent.checkpoint], self.logs[name]) for name in parent.shards]
+        return [(self.log(name).manifests.load().checkpoints[parent.checkpoint], self.log(name)) for name in parent.shards]
 
     monkeypatch.setattr(clones._Origin, "pin", not_yet)
 
@@ -798,3 +798,21 @@ def test_a_clone_is_split_and_detached_and_nothing_of_the_parent_is_left(source:
     source.table.gc(dry_run=False, min_age=0)
     assert values(hg.open_table(twin.uri)) == rows
     assert twin.verify(deep=True).ok
+
+
+@pytest.mark.parametrize("step", ["split.claimed", "split.child", "split.retired", "split.published"])
+def test_a_table_whose_shard_is_being_split_is_cloned_as_it_is(source: Source, step: str) -> None:
+    source.writer.close()
+    made: list[hg.Table] = []
+
+    def clone(name: str) -> None:
+        if name == step and not made:
+            made.append(hg.clone(source.uri, fresh()))
+
+    stale = hg.open_table(source.uri)
+    with hooked(clone):
+        source.table.split_shard("0000")
+    made.append(hg.clone(stale.uri, fresh()))
+    for twin in made:
+        assert values(twin) == source.rows
+    assert [known.clone for known in source.table.checkpoints() if known.name is None] == [twin.uri for twin in made]

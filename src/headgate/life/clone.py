@@ -24,7 +24,7 @@ end at or before the checkpoint's end; where a seal is known to have been, nothi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 from headgate.checkpoint import pin, resolved, unpin
@@ -37,12 +37,14 @@ from headgate.errors import (
     InvalidInputError,
     NotFoundError,
     ObjectMissingError,
+    ShardSplitError,
     WalHoleError,
 )
 from headgate.failpoint import failpoint
 from headgate.life.create import load_if_there, opened
 from headgate.manifest import ChainPoint, ManifestChain, ShardManifest, TableManifest
 from headgate.manifest.model import CheckpointRecord, ParentRecord, RunRecord, ShardingRule, ShardRange, WalState
+from headgate.retired import published
 from headgate.shard import Places
 from headgate.sharding import first_shards
 from headgate.store import create_exactly, probe
@@ -113,7 +115,7 @@ class _Origin:
     places: Places
     chain: ManifestChain[TableManifest]
     manifest: TableManifest
-    logs: dict[str, ShardLog]
+    known: dict[str, ShardLog] = field(default_factory=dict)
 
     @classmethod
     def open(cls, places: Places) -> _Origin:
@@ -122,13 +124,22 @@ class _Origin:
         found = load_if_there(chain)
         if found is None:
             raise NotFoundError(f"there is no table at {places.table.uri}", hint="check the source's URI and the storage options")
-        manifest = opened(places, store, chain, found)
-        logs = {name: places.open_log(name, manifest.table_id) for name in (*manifest.shards, *manifest.retired)}
-        return cls(places, chain, manifest, logs)
+        return cls(places, chain, opened(places, store, chain, found))
+
+    def log(self, shard: str) -> ShardLog:
+        known = self.known.get(shard)
+        if known is None:
+            known = self.known[shard] = self.places.open_log(shard, self.manifest.table_id)
+        return known
+
+    def manifests(self) -> list[ShardManifest]:
+        """The latest of every shard that it has, and had: those that were split may hold the checkpoint."""
+        now = self.chain.load()
+        return [self.log(name).manifests.load() for name in (*now.shards, *now.retired)]
 
     def resolve(self, checkpoint: str) -> tuple[str, str | None, list[str]]:
         """The id of a checkpoint given by id or name, its name, and the shards it is of."""
-        manifests = [log.manifests.load() for log in self.logs.values()]
+        manifests = self.manifests()
         id, shards = resolved(manifests, checkpoint)
         record = next(manifest.checkpoints[id] for manifest in manifests if id in manifest.checkpoints)
         if record.clone is not None:
@@ -138,10 +149,19 @@ class _Origin:
     def take(self) -> tuple[str, list[str]]:
         """A checkpoint of what is durable now, with a lease: whoever dies here leaves nothing for ever."""
         clock = self.places.clock
-        id, now, shards = clock.token(), clock.now(), list(self.manifest.shards)
-        for name in shards:
-            pin(self.logs[name], id, name=None, created_at=now, expires_at=now + _LEASE_SECONDS, shards=shards)
-        return id, shards
+        for _ in range(_TRIES_MAX):
+            id, now, shards = clock.token(), clock.now(), list(self.chain.load().shards)
+            try:
+                for name in shards:
+                    pin(self.log(name), id, name=None, created_at=now, expires_at=now + _LEASE_SECONDS, shards=shards)
+            except ShardSplitError as split:  # once more, with the parts; the table may not have been told yet
+                for name in shards:
+                    unpin(self.log(name), id)
+                parent = self.log(split.shard).manifests.load()
+                self.chain.commit(lambda latest, parent=parent: published(latest, parent))  # type: ignore[misc]
+                continue
+            return id, shards
+        raise CommitConflictError(f"{self.places.table.uri} is split faster than it can be pinned", hint="try again")
 
     def pin(self, clone: TableManifest, parent: ParentRecord, uri: str) -> list[tuple[CheckpointRecord, ShardLog]]:
         """One pin per shard; those that are there stay as they are."""
@@ -162,7 +182,7 @@ class _Origin:
 
         pinned = []
         for name in parent.shards:
-            log = self.logs[name]
+            log = self.log(name)
             pinned.append((log.manifests.commit(add).checkpoints[id], log))
             failpoint("clone.pin")
         if self.chain.load().state not in ("active", "creating"):
@@ -172,7 +192,7 @@ class _Origin:
 
     def unpin(self, clone: TableManifest, parent: ParentRecord) -> None:
         for name in parent.shards:
-            drop_pin(self.logs[name], clone.table_id)
+            drop_pin(self.log(name), clone.table_id)
 
     def release(self, clone: TableManifest, parent: ParentRecord) -> None:
         """Hold the parent's log no longer; a checkpoint that was made for the clone goes."""
@@ -185,9 +205,9 @@ class _Origin:
             return manifest.but(checkpoints={**manifest.checkpoints, id: record.but(end=record.position)})
 
         for name in parent.shards:
-            self.logs[name].manifests.commit(change)
+            self.log(name).manifests.commit(change)
             if parent.taken_for_it:
-                unpin(self.logs[name], parent.checkpoint)
+                unpin(self.log(name), parent.checkpoint)
 
 
 # -- 1. the clone's manifest
@@ -249,7 +269,7 @@ def _check_same(existing: TableManifest, origin: _Origin, target: Places, checkp
         raise AlreadyExistsError(f"there is a table at {uri}", hint="clone to another URI, or drop that table first")
     if checkpoint is None or checkpoint == parent.checkpoint:
         return parent
-    manifests = [log.manifests.load() for log in origin.logs.values()]
+    manifests = origin.manifests()
     now = next((found[0] for manifest in manifests if (found := find_checkpoint(manifest, checkpoint)) is not None), None)
     if now == parent.checkpoint or (now is None and checkpoint == parent.checkpoint_name):
         return parent
