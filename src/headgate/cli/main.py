@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 import headgate as hg
-from headgate.cli import clone, columns, demo, feed, life, log, put, read, repair, simulate, table
+from headgate.cli import columns, demo, feed, life, log, put, read, repair, simulate, table
+from headgate.cli.clone import clone, detach, drop, split
 from headgate.cli.command import Command
 
 app = typer.Typer(
@@ -50,10 +51,10 @@ for _run in (
     log.trim,
     life.compact,
     life.gc,
-    clone.clone,
-    clone.detach,
-    clone.split,
-    clone.drop,
+    clone,
+    detach,
+    split,
+    drop,
     demo.demo,
     simulate.simulate,
 ):
