@@ -38,7 +38,7 @@ COLUMNS = [*KEY, "l_partkey", "l_extendedprice", "l_shipdate"]
 READ_COLUMNS = ["l_partkey", "l_extendedprice"]
 _ROWS_PER_SCALE = 6_000_000
 _PUT_ROWS = 100_000
-_PART_ROWS = 1 << 20
+_PART_ROWS = 1 << 21  # as ours
 _TIMES = 3
 
 rows_asked = 20_000_000

@@ -29,7 +29,7 @@ from headgate.shard import Shard
 from headgate.view import ReadView, find_checkpoint
 from headgate.wal.tip import find_tip
 
-PART_ROWS = 1 << 20
+PART_ROWS = 1 << 21
 """About how many rows a part has, at most."""
 PART_BYTES = 64 << 20
 _PART_ROWS_LEAST = 1 << 12

@@ -68,5 +68,5 @@ def test_the_version_of_a_java_is_asked_for(tmp_path: Path, said: str, number: i
 
 def test_what_spark_looks_into_loads_nothing_of_the_package() -> None:
     pytest.importorskip("pyspark")
-    program = "import pyspark_headgate, sys; assert pyspark_headgate.DefaultSource.name() == 'headgate'; assert 'headgate' not in sys.modules"
+    program = "import pyspark_headgate as p, sys; assert p.DefaultSource.name() == 'headgate'; assert 'headgate' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

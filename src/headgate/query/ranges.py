@@ -32,10 +32,11 @@ from headgate.query.sources import RunSource, Source, in_memory, runs_of, source
 from headgate.schema import RowRules
 from headgate.view import ReadView
 
-_SAMPLES = 16
+_SAMPLES = 32
 _PART_ROWS = 1 << 21
 _PARTS_MAX = 1 << 16
 _TAKE_ROWS = 1 << 16
+_HELD_BYTES = 16 << 20
 
 
 def split_points(view: ReadView, n: int) -> pa.RecordBatch:
@@ -202,7 +203,8 @@ def _parts(indexes: Sequence[RunIndex], low: Keys | None, high: Keys | None, bou
         assert len(bounds) == len(indexes), "bounds of another view"
         starts, stops = [start for start, _ in bounds], [stop for _, stop in bounds]
     sizes = [max(0, stop - start) for start, stop in zip(starts, stops, strict=True)]
-    count = min(_PARTS_MAX, 1 + sum(sizes) // _PART_ROWS)
+    gathered = sum([size for size in sizes if size][1:])  # not those of the oldest
+    count = min(_PARTS_MAX, 1 + gathered // _PART_ROWS)
     largest = int(np.argmax(sizes)) if sizes else 0
     cuts: list[Keys | None] = [low]
     for number in range(1, count):
@@ -227,16 +229,25 @@ def _merged(
     """The rows of a range that count and match, source by source."""
     runs = [(index, start, stop) for index, (start, stop) in zip(indexes, part.bounds, strict=True) if start < stop]
     fresh = [(rows, *rows.between(part.low, part.high)) for rows in memory]
-    newer = [index.between(start, stop) for index, start, stop in runs[1:]] + [keys for _, keys, _ in fresh if len(keys)]
+    wanted = list(dict.fromkeys([*columns, *(condition.columns if condition else ())]))
+    held = [_held(view.rules, order, *run, wanted) for run in runs[1:]]
+    newer = [keys for keys, _ in held] + [keys for _, keys, _ in fresh if len(keys)]
     hidden = shadowed(newer)
     if runs:
         yield from _oldest(view.rules, order, *runs[0], newer, columns, condition)
     for number, (index, start, stop) in enumerate(runs[1:]):
         deleted = index.deleted_between(start, stop)
-        mask = Mask(stop - start) if deleted is None else deleted.opposite()
-        source = _PartOfSource(RunSource(index.run, view.rules, mask), start, stop, mask.hiding(hidden[number]))
-        yield from visible_rows(source, columns, condition)
-    number = len(runs[1:])
+        own = Mask(stop - start) if deleted is None else deleted.opposite()
+        mask, at, batches = own.hiding(hidden[number]), 0, held[number][1]
+        if batches is None:
+            yield from visible_rows(_PartOfSource(RunSource(index.run, view.rules, own), start, stop, mask), columns, condition)
+            continue
+        for batch in batches:
+            kept = counting_rows(batch, mask.part(at, batch.num_rows), columns, condition)
+            at += batch.num_rows
+            if kept is not None:
+                yield kept
+    number = len(held)
     for rows, keys, offsets in fresh:
         if len(keys):
             newest = np.ones(len(offsets), np.bool_)
@@ -244,6 +255,19 @@ def _merged(
             number += 1
             chosen = offsets[newest]
             yield from visible_rows(_RowsOfMemory(rows, np.sort(chosen[rows.mask.at(chosen)])), columns, condition)
+
+
+def _held(
+    rules: RowRules, order: KeyOrder, index: RunIndex, start: int, stop: int, wanted: Sequence[str]
+) -> tuple[Keys, list[pa.RecordBatch] | None]:
+    """The keys of some rows of a run that follow each other, and the rows, if they are few: then they are read once, not twice."""
+    record = index.run.record
+    if not wanted or index.keys is not None or record.bytes // max(1, record.rows) * (stop - start) > _HELD_BYTES:
+        return index.between(start, stop), None
+    read = list(dict.fromkeys([*wanted, *order.names]))
+    batches = list(RunSource(index.run, rules, Mask(index.rows)).scan(read, start=start, stop=stop))
+    keys = [order.of(batch) for batch in batches]
+    return order.none().joined(*keys) if len(keys) != 1 else keys[0], [batch.select(list(wanted)) for batch in batches]
 
 
 def _oldest(
