@@ -465,7 +465,7 @@ class Table:
             poll_interval=poll_interval,
             idle_timeout=idle_timeout,
             commit_interval=commit_interval,
-            settle=lambda shard, manifest: self._transactions().resolve(shard.log, manifest),
+            settle=lambda shard, manifest: self._transactions().resolve(shard.log, manifest, decided=True),
         )
 
     def _transactions(self) -> Transactions:
@@ -534,7 +534,7 @@ class Table:
         return HasShards(
             lambda: self.refresh().shards,
             self._shard_once,
-            lambda shard, manifest: self._transactions().resolve(shard.log, manifest),
+            lambda shard, manifest: self._transactions().resolve(shard.log, manifest, decided=True),
             self._places.clock,
         )
 

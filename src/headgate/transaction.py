@@ -17,6 +17,8 @@ once its lease is over he can have it decided: he creates that intent himself, a
   loads, and its intent; placing its loads drops the announcements that lost.
 - Dead after 2: whoever comes next finds the intent and places the loads that IT names. Attempts never mix.
 - Two attempts at once: one creates the intent. The other finds it, and carries it out.
+- Two versions at once: the later one, once it is announced everywhere, has the earlier one decided before its own
+  intent: as aborted, unless its intent stands already; then it is carried out first. None comes half.
 - Stalled before 2, aborted meanwhile, awake again: the name is taken, by an abort. Nothing happened;
   the next attempt uses the next try, because the last one is aborted.
 - Stalled before 1 until all is over and collected: every shard has the mark of this version, so none
@@ -93,7 +95,7 @@ class Transactions:
         loads = {shard: self.clock.token() for shard in shards}
 
         # 1. Announce everywhere: the files are held, and every shard would take it.
-        def announce_one(shard: str) -> None:
+        def announce_one(shard: str) -> ShardManifest:
             load = AnnouncedLoad(
                 runs=tuple(runs.get(shard, ())),
                 transaction=name,
@@ -102,10 +104,10 @@ class Transactions:
                 query=query,
                 expires_at=self.clock.now() + LEASE_SECONDS,
             )
-            announce(self.log_of(shard), loads[shard], load, attempt)
+            return announce(self.log_of(shard), loads[shard], load, attempt)
 
         try:
-            self._each(announce_one, shards)
+            manifests = self._each(announce_one, shards)
         except (CommitConflictError, TransactionConflictError):
             self._take_back(loads)
             if self.check(shards, app, version, query):
@@ -115,6 +117,12 @@ class Transactions:
             self._take_back(loads)
             raise
         failpoint("transaction.announced")
+        # Lower versions that others have announced are decided first, and none is announced any more where ours is.
+        # Placed after ours they would be refused, here and there or everywhere, and whoever loads them told that all is well.
+        for manifest in manifests:
+            for id, other in manifest.announced.items():
+                if other.app == app and other.version < version:
+                    self.decide(self.log_of(manifest.shard), id, other)
 
         # 2. The intent decides. Whatever the reply, what stands under the name counts.
         mine = Intent(id=self.clock.token(), app=app, version=version, query=query, state="committed", loads=loads)
@@ -124,14 +132,14 @@ class Transactions:
             # 3. It happens.
             self.carry_out(mine)
             return True
-        other = decode_document(occupant, Intent, name)
-        if other.state == "aborted":
+        found = decode_document(occupant, Intent, name)
+        if found.state == "aborted":
             self._take_back(loads)
             raise TransactionConflictError(
-                f"version {version} of {app!r} was aborted: its announcement stood longer than {LEASE_SECONDS:g} s",
+                f"version {version} of {app!r} was aborted: its announcement stood longer than {LEASE_SECONDS:g} s, or a later version came",
                 hint="nothing of it was brought in; load it again",
             )
-        self.carry_out(other)
+        self.carry_out(found)
         return False
 
     def carry_out(self, intent: Intent) -> None:
@@ -143,12 +151,16 @@ class Transactions:
 
         self._each(place_one, sorted(intent.loads))
 
-    def resolve(self, log: ShardLog, manifest: ShardManifest | None = None) -> bool:
-        """Have announcements decided whose lease is over. True: none stands in the way any more."""
+    def resolve(self, log: ShardLog, manifest: ShardManifest | None = None, *, decided: bool = False) -> bool:
+        """Have announcements decided whose lease is over. True: none stands any more.
+
+        Args:
+            decided: also carry out those that are decided and whose owner may be at it, or dead: for whoever waits for them.
+        """
         manifest = manifest or log.manifests.load()
         waiting = False
         for id, load in manifest.announced.items():
-            if load.expires_at > self.clock.now():
+            if load.expires_at > self.clock.now() and not (decided and self.read(load.transaction) is not None):
                 waiting = True
             else:
                 self.decide(log, id, load)
