@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import headgate as hg
-from headgate.cli import columns, demo, feed, life, log, put, read, repair, simulate, table
+from headgate.cli import bench, columns, demo, feed, life, log, put, read, repair, simulate, table
 from headgate.cli.clone import clone, detach, drop, split
 from headgate.cli.command import Command
 
@@ -59,6 +59,7 @@ for _run in (
     simulate.simulate,
 ):
     app.command(cls=Command)(_run)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(bench.bench)
 app.add_typer(columns.app, name="columns")
 app.add_typer(life.checkpoint_app, name="checkpoint")
 app.add_typer(feed.consumers_app, name="consumers")
