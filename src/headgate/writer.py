@@ -620,7 +620,8 @@ class ShardWriter:
             if places and places[-1] > acknowledged + 1:
                 self._clock.sleep(_LOAD_PAUSE_SECONDS)  # entries before its place are durable, and not here yet: they come first
                 continue
-            fresh = tuple(part for part in fresh if part.count and part.memtable.end.position > cursor)
+            # By what was taken of each: a MemTable may have grown since, been cut at a load, and its older part flushed.
+            fresh = tuple(part for part in fresh if part.count and part.places()[1] > cursor)
             if any(part.spans(place) for part in fresh for place in (cursor, *places)):
                 # A MemTable that the cursor stands in was cut since, at a load, and its older part flushed: take them again.
                 generations.cut(places)
