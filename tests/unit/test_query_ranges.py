@@ -15,7 +15,7 @@ from tests.unit.test_query_scan import KEYS, STEPS, play_writes, rules_of
 import headgate.query.ranges as ranges
 import headgate.query.run_index as run_index
 from headgate.errors import InvalidInputError
-from headgate.query.ranges import scan_range, split_points
+from headgate.query.ranges import cut_ranges, scan_range, split_points
 from headgate.schema import RowRules
 
 
@@ -29,7 +29,9 @@ def read(shelf: Shelf, points: pa.RecordBatch, **options: Any) -> list[list[dict
 @given(st.data(), STEPS, st.integers(1, 5))
 def test_ranges_are_disjoint_and_together_the_whole_table(kind: str, data: st.DataObject, steps: list[str], n: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        for module, name, value in [(run_index, "BLOCK_ROWS", 2), (run_index, "_PROBES", 3), (ranges, "_PART_ROWS", 4)]:
+        small = [(run_index, "BLOCK_ROWS", 2), (run_index, "_PROBES", 3), (run_index, "_PROBES_EACH", 2), (ranges, "_PART_ROWS", 4)]
+        few = [(run_index, "_LOADED_ROWS", 0), (ranges, "_HELD_BYTES", 0)] if data.draw(st.booleans()) else []
+        for module, name, value in small + few:
             patch.setattr(module, name, value)
         shelf = Shelf(rules_of(kind))
         play_writes(shelf, kind, steps, data)
@@ -38,6 +40,13 @@ def test_ranges_are_disjoint_and_together_the_whole_table(kind: str, data: st.Da
         parts = read(shelf, points)
         rows = [row for part in parts for row in part]
         assert by_key(rows, shelf.rules) == by_key(shelf.expected(), shelf.rules)
+        cut = [
+            row
+            for part in cut_ranges(shelf.view(), n)
+            for batch in scan_range(shelf.view(), None, part.low, part.high, bounds=part.bounds)
+            for row in batch.to_pylist()
+        ]
+        assert by_key(cut, shelf.rules) == by_key(shelf.expected(), shelf.rules)
         matching = [row for part in read(shelf, points, filter="v > 2") for row in part]
         assert by_key(matching, shelf.rules) == by_key([r for r in shelf.expected() if r["v"] is not None and r["v"] > 2], shelf.rules)
 
