@@ -79,8 +79,8 @@ def pick(runs: Sequence[RunRecord], cursor: int, *, full: bool, detach: bool = F
     Only what lies below the cursor is closed: nothing can come between those runs any more. Tiered by
     size: the newest runs are merged, back to the oldest that is no more than ``_TIER_RATIO`` times as
     large as all that are newer together, so a row is rewritten a logarithmic number of times.
-    ``full``: all of them. ``detach``: those with files of another table, and no others. A run of a shard that was
-    split holds rows of the other part, too: it is rewritten by itself, before anything else.
+    ``full``: all of them. ``detach``: those with files of another table, and no others. Runs of a shard that was
+    split hold rows of the other part, too: they are rewritten together, before anything else.
     """
     closed = sum(1 for run in runs if run.end <= cursor)
     if detach:
@@ -89,9 +89,10 @@ def pick(runs: Sequence[RunRecord], cursor: int, *, full: bool, detach: bool = F
         return None if first < 0 else (first, wanted.index(False, first) if False in wanted[first:] else len(runs))
     if full and closed and (closed > 1 or runs[0].tombstones or runs[0].keep is not None):
         return 0, closed
-    split = next((number for number in range(closed) if runs[number].keep is not None), None)
-    if split is not None:
-        return split, split + 1
+    split = [run.keep is not None for run in runs[:closed]]
+    if True in split:
+        first = split.index(True)
+        return first, split.index(False, first) if False in split[first:] else closed
     if full or closed < 2:
         return None
     first, size = closed - 1, runs[closed - 1].rows
