@@ -230,37 +230,43 @@ def test_replacing_the_table_with_every_batch_is_refused(spark: Any, stream: Str
 
 
 def test_p02_executors_that_run_tasks_again_bring_in_every_row_once(on_cluster: Callable[..., Any], tmp_path: Path) -> None:
-    """Also the short run of the sink on executors of their own."""
-    table = hg.create_table(tmp_path / "t", SCHEMA, sharding=hg.bucket("id", 2))
+    """Also the short run of writes and of the sink on executors of their own."""
+    one, two = (hg.create_table(tmp_path / name, SCHEMA, sharding=hg.bucket("id", 2)) for name in ("one", "two"))
     (tmp_path / "files").mkdir()
     for number in range(3):
-        path = tmp_path / "files" / f"{number}.parquet"
-        pyarrow.parquet.write_table(rows(number * 100, (number + 1) * 100), path)
+        pyarrow.parquet.write_table(rows(number * 100, (number + 1) * 100), tmp_path / "files" / f"{number}.parquet")
     answer = on_cluster(
         """
-        uri, place = args
+        one, two, place = args
 
-        def first_time_dies(batches):
+        def first_time_dies(batches):  # after its rows went to the writer: its files are there, and nobody names them
             from pyspark import TaskContext
             yield from batches
             if TaskContext.get().attemptNumber() == 0:
                 raise RuntimeError("the first attempt of every task fails")
 
         schema = "id bigint, name string, v double"
+        frame = spark.range(0, 300, 1, 3).selectExpr("id", "'x' name", "1D v").mapInArrow(first_time_dies, schema)
+        frame.write.format("headgate").mode("append").option("appId", "a").option("txnVersion", 1).option("maxMemory", "1k").save(one)
         frame = spark.readStream.schema(schema).option("maxFilesPerTrigger", 2).parquet(f"{place}/files").repartition(3)
         writer = frame.mapInArrow(first_time_dies, schema).writeStream.option("checkpointLocation", f"{place}/checkpoint")
-        query = writer.format("headgate").option("maxMemory", "1k").trigger(availableNow=True).start(uri)
+        query = writer.format("headgate").option("maxMemory", "1k").trigger(availableNow=True).start(two)
         query.awaitTermination()
-        answer({"rows": hgs.read(spark, uri).count(), "query": query.id, "batch": query.lastProgress["batchId"]})
+        answer({"rows": hgs.read(spark, one).count(), "query": query.id, "batch": query.lastProgress["batchId"]})
         """,
-        table.uri,
+        one.uri,
+        two.uri,
         str(tmp_path),
         settings={"spark.task.maxFailures": "4"},
     )
     assert answer["rows"] == 300
-    assert ids(table) == list(range(300))
-    assert marks(table) == {(answer["query"], answer["batch"])}, "without a name it is the query's id"
-    assert len(list((tmp_path / "t").rglob("*.lance"))) > sum(len(run.slices) for run in table.runs()), "the tasks that died had written"
+    assert marks(two) == {(answer["query"], answer["batch"])}, "without a name it is the query's id"
+    for table, name in ((one, "one"), (two, "two")):
+        assert ids(table) == list(range(300))
+        named = sum(len(run.slices) for run in table.runs())
+        assert len(list((tmp_path / name).rglob("*.lance"))) > named, "the tasks that died had written"
+        table.gc(dry_run=False, min_age=0)
+        assert table.verify(deep=True).ok
 
 
 # -- many batches, without Spark around them

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -173,38 +172,6 @@ def test_too_many_runs_are_refused_with_what_to_do_or_compacted(spark: Any, tabl
     with pytest.raises(hg.BackpressureTimeoutError) as refused:
         load.commit([load.write(rows(0, 10))])
     assert "compact" in refused.value.hint
-
-
-def test_p02_only_what_the_commit_names_counts_when_tasks_are_run_again(on_cluster: Callable[..., Any], tmp_path: Path) -> None:
-    table = hg.create_table(tmp_path / "t", SCHEMA, key="id", sharding=hg.bucket("id", 2))
-    answer = on_cluster(
-        """
-        import pyarrow as pa
-        uri, flags = args
-
-        def first_time_dies(batches):  # after its rows went to the writer: its files are there, and nobody names them
-            import os
-            from pyspark import TaskContext
-            yield from batches
-            task = TaskContext.get()
-            if task.attemptNumber() == 0:
-                raise RuntimeError("the first attempt of every task fails")
-
-        df = spark.range(0, 1_000, 1, 4).selectExpr("id", "'x' name", "1D v").mapInArrow(first_time_dies, "id long, name string, v double")
-        df.write.format("headgate").mode("append").option("appId", "a").option("txnVersion", 1).option("maxMemory", "4k").save(uri)
-        answer(hgs.read(spark, uri).count())
-        """,
-        table.uri,
-        str(tmp_path),
-        master="local-cluster[2,1,1024]",
-        settings={"spark.task.maxFailures": "3"},
-    )
-    assert answer == 1_000
-    named = sum(len(run.slices) for run in table.runs())
-    assert len(list((tmp_path / "t").rglob("*.lance"))) > named, "the tasks that died had written"
-    table.gc(dry_run=False, min_age=0)
-    assert table.scan().count() == 1_000
-    assert table.verify(deep=True).ok
 
 
 def test_p09_abort_after_a_commit_that_raised_deletes_nothing_that_may_be_named(spark: Any, table: hg.Table) -> None:
