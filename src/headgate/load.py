@@ -24,7 +24,7 @@ anyone. The mark of the transaction, the runs and the place are one commit.
 
 from __future__ import annotations
 
-from headgate.attempt import check_registered
+from headgate.attempt import check_registered, is_named, written_under
 from headgate.errors import BackpressureTimeoutError, CommitConflictError, TransactionConflictError
 from headgate.failpoint import failpoint
 from headgate.manifest.model import AnnouncedLoad, PlacedLoad, ShardManifest, TransactionMark
@@ -36,8 +36,8 @@ RUNS_MAX = 1000
 """No load is announced in a shard with more runs than this: somebody should compact first. A live writer is never held up."""
 
 
-def announce(log: ShardLog, id: str, load: AnnouncedLoad, attempt: str) -> None:
-    """The files are complete: from here on the manifest holds them. Can be repeated.
+def announce(log: ShardLog, id: str, load: AnnouncedLoad, attempt: str) -> ShardManifest:
+    """The files are complete: from here on the manifest, which is returned, holds them. Can be repeated.
 
     Raises:
         TransactionConflictError: the shard has this transaction already, or a later one, or one of another query.
@@ -53,8 +53,9 @@ def announce(log: ShardLog, id: str, load: AnnouncedLoad, attempt: str) -> None:
             raise CommitConflictError(
                 f"shard {log.shard} is {manifest.state} and takes no loads", hint="open the table again: its rows have other shards now"
             )
-        if load.runs:  # else there is nothing that could have been collected
-            check_registered(log, manifest, attempt)
+        # By the files, not by whom we are: of what was written before the lease was over, and registered anew, nothing is left.
+        for written in written_under(load.runs):
+            check_registered(log, manifest, written if is_named(written, attempt) else attempt)
         if load.runs and len(manifest.runs) + len(load.runs) > RUNS_MAX:
             raise BackpressureTimeoutError(
                 f"shard {log.shard} has {len(manifest.runs)} runs, and {len(load.runs)} more would be too many",
@@ -62,7 +63,7 @@ def announce(log: ShardLog, id: str, load: AnnouncedLoad, attempt: str) -> None:
             )
         return manifest.but(announced={**manifest.announced, id: load})
 
-    log.manifests.commit(change)
+    return log.manifests.commit(change)
 
 
 def check_new(log: ShardLog, manifest: ShardManifest, load: AnnouncedLoad) -> None:
@@ -71,6 +72,12 @@ def check_new(log: ShardLog, manifest: ShardManifest, load: AnnouncedLoad) -> No
         raise TransactionConflictError(
             f"shard {log.shard} has version {mark.version} of {load.app!r}, and {load.version} was to follow it",
             hint="it was committed by another attempt, or the application's versions went back",
+        )
+    later = max((a.version for a in manifest.announced.values() if a.app == load.app), default=load.version)
+    if later > load.version:
+        raise TransactionConflictError(
+            f"version {later} of {load.app!r} is on its way into shard {log.shard}, and {load.version} was to follow it",
+            hint="versions of one application come one after the other; this one is too late",
         )
 
 

@@ -760,6 +760,29 @@ def test_p11_a_stalled_attempt_that_wakes_up_after_all_is_over_and_collected_bri
         assert made.values() == {"next"}
 
 
+@pytest.mark.parametrize("at", ["bulk.joined", "transaction.announced", "transaction.decided", "load.tip", "transaction.placed"])
+def test_p11_an_earlier_version_that_is_overtaken_comes_whole_before_the_later_one_or_not_at_all(at: str) -> None:
+    made, done = shards(), False
+
+    def overtake(name: str) -> None:
+        nonlocal done
+        if name == at and not done:
+            done = True
+            load = made.table.bulk_load("app", 2)
+            load.commit([load.write(batch_of(dict.fromkeys(range(10), "later")))])
+
+    with failing(overtake):
+        try:
+            is_there = made.load("earlier").committed
+        except hg.TransactionConflictError:
+            is_there = False
+    assert is_there == (at not in ("bulk.joined", "transaction.announced"))
+    rows = {row["id"]: row["value"] for row in made.table.scan().to_arrow().to_pylist()}
+    later = dict.fromkeys(range(10), "later")
+    assert rows == (dict.fromkeys(range(20), "earlier") | later if is_there else later)
+    assert all(not shard.log.manifests.load().announced for shard in made.table.shards)
+
+
 def test_p11_collection_keeps_the_intent_of_a_transaction_that_a_new_shard_has_not_got_yet(tmp_path: Any) -> None:
     """t0 collection knows two shards · t1 a load makes a third, decides, and dies before it is placed there · t2 it collects."""
     schema = pa.schema([pa.field("tenant", pa.string(), False), pa.field("id", pa.int64(), False), ("value", pa.string())])

@@ -134,8 +134,10 @@ def test_what_was_withdrawn_is_not_placed_and_withdrawing_what_was_placed_change
 
 
 def test_placing_one_attempt_drops_what_others_announced_for_the_same_version_or_an_earlier_one(bench: Any, log: Any) -> None:
-    for id, version, app in (("mine", 2, "app"), ("rival", 2, "app"), ("older", 1, "app"), ("later", 3, "app"), ("other", 1, "other")):
+    for id, version, app in (("older", 1, "app"), ("mine", 2, "app"), ("rival", 2, "app"), ("later", 3, "app"), ("other", 1, "other")):
         announce(log, id, loaded(bench, version, app), "a")
+    with pytest.raises(hg.TransactionConflictError, match="version 3 of 'app' is on its way"):
+        announce(log, "too late", loaded(bench, 2), "a")
     place(log, "mine", "app", 2)
     assert sorted(bench.manifest.announced) == ["later", "other"]
     for id, version in (("rival", 2), ("older", 1)):
