@@ -66,6 +66,7 @@ _ACKS_KEPT_PER_PRODUCER = 1024
 _ABORT_SECONDS = 5.0
 _VIEWS_MAX = 64
 _LOAD_PAUSE_SECONDS = 0.002
+_LOAD_PAUSE_SECONDS_MAX = 0.25
 _REPLAY_KEPT_BYTES_MAX = 1 << 30
 
 Freshness = Literal["durable", "memory"]
@@ -600,7 +601,7 @@ class ShardWriter:
         if freshness not in ("durable", "memory"):
             raise InvalidInputError(f"freshness is {freshness!r}", hint='"durable" or "memory"')
         assert self._runs is not None
-        for _ in range(_VIEWS_MAX):
+        for look in range(_VIEWS_MAX):
             # The MemTables first, the manifest after: a flush in between shows in both, and the cursor tells (R07, R08).
             with generations.lock:
                 if self._pipeline.failure is not None:
@@ -618,7 +619,8 @@ class ShardWriter:
                 continue  # what was pending may be in a run by now, and below something newer
             places = [load.end for load in manifest.loads_past_cursor()]
             if places and places[-1] > acknowledged + 1:
-                self._clock.sleep(_LOAD_PAUSE_SECONDS)  # entries before its place are durable, and not here yet: they come first
+                # Entries before its place are durable, and not here yet: they come first. A lost reply is asked for again, which takes time.
+                self._clock.sleep(min(_LOAD_PAUSE_SECONDS * (1 << look), _LOAD_PAUSE_SECONDS_MAX))
                 continue
             # By what was taken of each: a MemTable may have grown since, been cut at a load, and its older part flushed.
             fresh = tuple(part for part in fresh if part.count and part.places()[1] > cursor)
@@ -630,7 +632,7 @@ class ShardWriter:
             runs, fresh = arranged(manifest, fresh, rules, self._runs)
             return ReadView(self.shard, rules, runs, fresh, pending, cache=self._runs, version=manifest.version)
         raise CommitConflictError(
-            f"shard {self.shard} flushes faster than it can be read", hint='try again, or read with freshness="durable"'
+            f"shard {self.shard} flushes, or is loaded into, faster than it can be read", hint='try again, or read with freshness="durable"'
         )
 
     def scan(
