@@ -32,6 +32,7 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.attempt import give_back, register, renew
+from headgate.attempt import join as join_attempt
 from headgate.bulk_files import OP, Fit, MarkedRows, RunFiles, batches_of, join, read_back
 from headgate.clock import SYSTEM_CLOCK, map_ordered
 from headgate.errors import CommitConflictError, InvalidInputError, ObjectMissingError
@@ -52,6 +53,7 @@ LEASE_SECONDS = 86_400.0
 MEMORY_BYTES = 256 << 20
 _OFTEN_LEASE_SECONDS = 3 * 86_400.0
 _OFTEN_SECONDS = 86_400.0
+_REGISTERED_SECONDS = 3600.0
 _SHARDS_AT_ONCE = 8
 _SPLITS_MAX = 8
 _SPLIT_SECONDS = 60.0
@@ -149,7 +151,8 @@ class BulkLoad:
 
     def _fresh_folder(self, shard: str) -> str:
         """A name for every run: what one try left behind is never taken for another's (C09)."""
-        return f"shards/{shard}-{self.table_id}/runs/{self.attempt}-{self.places.clock.token()}"
+        attempt = self.attempt if shard in self.shards else self._rooms.registered[self.attempt, shard][0]
+        return f"shards/{shard}-{self.table_id}/runs/{attempt}-{self.places.clock.token()}"
 
     # -- ends
 
@@ -179,6 +182,7 @@ class BulkLoad:
                 committed = self._transactions().commit(shards, self.app, self.version, self.query, joined, self.attempt)
             except CommitConflictError:
                 if not self._split_went_by(shards):
+                    self._rooms.registered.clear()  # the lease may be over: the next attempt registers anew
                     raise
                 continue
             return LoadReport(
@@ -252,11 +256,12 @@ class BulkLoad:
         self._each(one)
 
     def ensure_registered(self, shard: str) -> None:
-        """Before the first file in a shard. What this process has seen registered is not looked up again."""
-        known = self._rooms.registered
-        if shard not in self.shards and (self.attempt, shard) not in known:
-            register(self._rooms.log(shard), self.attempt, "streams" if self.often else attempt_owner(self.app), self.lease_seconds)
-            known.add((self.attempt, shard))
+        """Before the first file in a shard. What this process has seen registered is not looked up again for a while."""
+        known, now = self._rooms.registered, self.places.clock.monotonic()
+        if shard not in self.shards and known.get((self.attempt, shard), ("", now))[1] <= now:
+            owner = "streams" if self.often else attempt_owner(self.app)
+            id = join_attempt(self._rooms.log(shard), self.attempt, owner, self.lease_seconds)
+            known[self.attempt, shard] = id, now + _REGISTERED_SECONDS
 
     def _each(self, act: Callable[[str], None]) -> None:
         list(map_ordered(self.places.clock, act, list(self._rooms.watch().manifest.shards), parallel=_SHARDS_AT_ONCE))
@@ -284,7 +289,8 @@ class _Rooms:
     def __init__(self, places: Places, table_id: str, fsync: bool) -> None:
         self._places, self._table_id, self._fsync = places, table_id, fsync
         self.store = places.table_store(fsync=fsync)
-        self.registered: set[tuple[str, str]] = set()
+        self.registered: dict[tuple[str, str], tuple[str, float]] = {}
+        """(attempt, shard) -> the id that it is registered by there, and until when that is believed."""
         self._logs: dict[str, ShardLog] = {}
         self._watch: SchemaWatch | None = None
 
@@ -323,6 +329,7 @@ def begin_load(
         if version is not None:
             raise InvalidInputError(f"version {version} of no application", hint="give app and version, or neither")
         app, version = f"{ONCE}{places.clock.token()}", 0
+        often = False  # whether such a load may still come is told by its attempt, so it has one of its own
     elif not isinstance(app, str) or not app or len(app) > 256 or app.startswith(ONCE):
         raise InvalidInputError(f"app is {app!r}", hint=f"a name of 1 to 256 characters that does not begin with {ONCE!r}")
     if isinstance(version, bool) or not isinstance(version, int) or version < 0:

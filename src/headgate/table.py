@@ -588,7 +588,7 @@ class Table:
             query: for streams: who counts the versions; another one is refused.
             lease: within this time it is committed, or renewed; else collection may take what was written. None: a day.
             max_memory: bytes that one ``write`` may hold, about.
-            often: one of many small ones: they share an attempt, so that to begin and to end one writes nothing.
+            often: one of many small ones of an app: they share an attempt, so that to begin and to end one writes nothing.
         """
         return begin_load(self._places, self._watch, app, version, query, on_bad_rows, check_lease(None, lease), max_memory, often)
 

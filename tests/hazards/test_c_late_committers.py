@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import headgate as hg
+from headgate import bulk
 from headgate.failpoint import hooked
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), pa.field("v", pa.string())])
@@ -44,3 +46,51 @@ def test_c10_a_view_of_a_memtable_that_grew_was_cut_at_a_load_and_flushed_in_par
     writer.abort()
     shown = sorted((row["id"], row["v"]) for row in found)
     assert shown == ([(0, "load"), (1, "old")] if key else [(0, "load"), (0, "old"), (1, "old")])
+
+
+BY_VALUE = pa.schema([pa.field("kind", pa.string(), False), pa.field("id", pa.int64())])
+
+
+def of_kind(*ids: int) -> pa.Table:
+    return pa.table({"kind": ["x"] * len(ids), "id": pa.array(ids, pa.int64())}, schema=BY_VALUE)
+
+
+@pytest.mark.parametrize("often", [False, True])
+def test_g07_files_that_were_collected_are_not_committed_because_their_attempt_is_registered_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, often: bool
+) -> None:
+    # t0 task A makes a shard and writes · t1 the lease is over, A's files are collected · t2 task B registers, writes · t3 commit
+    table = hg.create_table(tmp_path / "t", BY_VALUE, sharding=hg.identity("kind"))
+    load = table.bulk_load("first", 1, often=often)
+    early = pickle.loads(pickle.dumps(load)).write(of_kind(1, 2))
+    clock = type(table._places.clock)
+    now = clock.now
+    with monkeypatch.context() as later:
+        later.setattr(clock, "now", lambda self: now(self) + 10 * 86_400)
+        assert table.gc(dry_run=False, min_age=0).objects["orphan"] > 0
+    bulk._kept.clear()  # another process
+    late = pickle.loads(pickle.dumps(load)).write(of_kind(3))
+    with pytest.raises(hg.CommitConflictError, match="is over"):
+        pickle.loads(pickle.dumps(load)).commit([early, late])
+    again = table.bulk_load("first", 1, often=often)
+    assert again.commit([again.write(of_kind(1, 2, 3))]).committed
+    assert sorted(table.refresh().scan(["id"]).to_arrow()["id"].to_pylist()) == [1, 2, 3]
+
+
+def test_g07_a_load_that_is_committed_again_hours_later_is_still_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The reply to its commit was lost, and it is a load without a name: collection must not forget it while it may come again.
+    table = hg.create_table(tmp_path / "t", SCHEMA)
+    load = table.bulk_load()
+    files = [load.write(rows(1, 2))]
+    assert load.commit(files).committed
+    clock = type(table._places.clock)
+    now = clock.now
+    monkeypatch.setattr(clock, "now", lambda self: now(self) + 2 * 3600)
+    for _ in range(2):
+        table.gc(dry_run=False, min_age=0)
+    assert not load.commit(files).committed
+    assert sorted(table.scan(["id"]).to_arrow()["id"].to_pylist()) == [1, 2]
+    load.abort()
+    for _ in range(2):
+        table.gc(dry_run=False, min_age=0)
+    assert not table.shard("0000").log.manifests.load().transactions, "nobody can commit it any more"

@@ -237,7 +237,9 @@ def collect_intents(
         _delete(transactions.store, [info.key for info in dead])
         failpoint("gc.intents")
     sizes = {"intent": sum(info.size_bytes for info in dead)} if dead else {}
-    return GcReport(dry_run, {"intent": len(dead)} if dead else {}, sizes, dict(held)), marked - apps_open
+    # Whoever holds the attempt still may commit again, because he does not know that it happened: the mark tells him.
+    over = {app for app in marked - apps_open if attempt_owner(app) not in owners}
+    return GcReport(dry_run, {"intent": len(dead)} if dead else {}, sizes, dict(held)), over
 
 
 def _without_passed_loads(manifest: ShardManifest, before: float) -> ShardManifest:
