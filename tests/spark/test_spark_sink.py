@@ -329,6 +329,26 @@ def test_a_batch_without_tasks_is_no_batch(tmp_path: Path, monkeypatch: pytest.M
     assert marks(table) == {("orders", 2)}
 
 
+def test_a_table_that_took_the_place_of_a_dropped_one_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        table = hg.create_table(tmp_path / "t", SCHEMA, key="id")
+        Batches(table, monkeypatch).run(rows(0, 10))
+        assert ids(table) == list(range(10))
+        hg.drop_table(table.uri, confirm=table.uri)
+
+
+def test_tidying_up_that_fails_fails_no_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = hg.create_table(tmp_path / "t", SCHEMA, key="id")
+    monkeypatch.setattr("headgate.spark.sink._RUNS_BETWEEN", 1)
+
+    def fail(self: hg.Table, **options: Any) -> None:
+        raise hg.StoreUnavailableError("away")
+
+    monkeypatch.setattr(hg.Table, "compact", fail)
+    Batches(table, monkeypatch, autoCompact="true").run(rows(0, 10))
+    assert ids(table) == list(range(10))
+
+
 def test_files_of_another_batch_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = hg.create_table(tmp_path / "t", SCHEMA, key="id")
     batches = Batches(table, monkeypatch)

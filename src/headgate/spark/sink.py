@@ -27,7 +27,7 @@ interrupted, the next one does it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +36,17 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from headgate import BulkLoad, CommitConflictError, InvalidInputError, LoadedFiles, LoadReport, SnapshotExpiredError, Table
+from headgate import (
+    BulkLoad,
+    CommitConflictError,
+    DataLossError,
+    HeadgateError,
+    InvalidInputError,
+    LoadedFiles,
+    LoadReport,
+    NotFoundError,
+    Table,
+)
 from headgate.spark.options import Parse, Place, number, one_of, parsed, size, text, truth
 from headgate.spark.rows import Incoming
 
@@ -109,9 +119,9 @@ class BatchSink(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._load.commit([message.files for message in _written(messages)])
-        self._load.abort()
+        _afterwards(self._load.abort)
         if self._tidies:
-            _merge(self._place.open())
+            _afterwards(lambda: self._place.open().compact())
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Also called after a commit that raised, whose outcome nobody knows: nothing is deleted."""
@@ -170,16 +180,22 @@ def _tidy_up(table: Table, report: LoadReport, batch: int) -> None:
     """Now and then, by the number of the batch: nothing has to be remembered."""
     every = max(1, _RUNS_BETWEEN // max(1, *report.runs.values())) if report.runs else _RUNS_BETWEEN
     if batch % every == every - 1:
-        _merge(table)
+        _afterwards(table.compact)
     if batch % (every * _COLLECT_EVERY) == every * _COLLECT_EVERY - 1:
-        table.gc(dry_run=False, min_age=_COMFORT_SECONDS)
+        _afterwards(lambda: table.gc(dry_run=False, min_age=_COMFORT_SECONDS))
 
 
-def _merge(table: Table) -> None:
-    """The rows are in, so whoever else compacts may be faster, or may collect what we read: next time."""
+def _afterwards(act: Callable[[], object]) -> None:
+    """The rows are in, and that is what the caller is told: others may be faster, the store may be away; it is done next time.
+
+    Raises:
+        DataLossError: something that should be there is not. That does not wait.
+    """
     try:
-        table.compact()
-    except (CommitConflictError, SnapshotExpiredError):
+        act()
+    except DataLossError:
+        raise
+    except HeadgateError:
         return
 
 
@@ -206,9 +222,13 @@ _kept: list[tuple[Place, Table]] = []
 
 def _opened(place: Place) -> Table:
     """The table, as this process had it before if it had it: a stream comes back with every batch."""
-    for known, table in _kept:
+    for at, (known, table) in enumerate(_kept):
         if known == place:
-            return table.refresh()
+            try:
+                return table.refresh()
+            except NotFoundError:  # dropped; there may be another one in its place
+                del _kept[at]
+                break
     _kept.append((place, place.open()))
     del _kept[:-_KEPT_MAX]
     return _kept[-1][1]
