@@ -619,7 +619,7 @@ class ShardWriter:
                 continue  # what was pending may be in a run by now, and below something newer
             places = [load.end for load in manifest.loads_past_cursor()]
             if places and places[-1] > acknowledged + 1:
-                # Entries before its place are durable, and not here yet: they come first. A lost reply is asked for again, which takes time.
+                # Entries before its place are durable, and not here yet: they come first. A lost reply is asked for again, that takes time.
                 self._clock.sleep(min(_LOAD_PAUSE_SECONDS * (1 << look), _LOAD_PAUSE_SECONDS_MAX))
                 continue
             # By what was taken of each: a MemTable may have grown since, been cut at a load, and its older part flushed.
