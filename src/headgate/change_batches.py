@@ -50,6 +50,8 @@ class CutPlace(NamedTuple):
     position: int = 0
     load: int = 0
     snapshot: str | None = None
+    given: str | None = None
+    """The pin whose rows the batch before gave: whoever goes on from here lets go of it."""
 
     @property
     def offset(self) -> Offset:
@@ -61,7 +63,11 @@ Cut = dict[str, CutPlace]
 
 def cut_to_json(cut: Mapping[str, CutPlace]) -> dict[str, list[Any]]:
     """For JSON: the same cut is the same text."""
-    return {shard: list(place if place.snapshot is not None else place.offset) for shard, place in sorted(cut.items())}
+    return {shard: _as_list(place) for shard, place in sorted(cut.items())}
+
+
+def _as_list(place: CutPlace) -> list[Any]:
+    return list(place if place.given is not None else place[:3] if place.snapshot is not None else place.offset)
 
 
 def cut_from_json(value: Any) -> Cut:
@@ -69,12 +75,12 @@ def cut_from_json(value: Any) -> Cut:
     try:
         cut = {}
         for shard, place in value.items():
-            position, load, snapshot = place if len(place) == 3 else (*place, None)
-            if type(position) is not int or type(load) is not int or position < 0 or load < 0:
+            position, load, snapshot, given = (*place, None, None)[:4]
+            if len(place) < 2 or type(position) is not int or type(load) is not int or position < 0 or load < 0:
                 raise ValueError(shard)
-            if not isinstance(shard, str) or not (snapshot is None or isinstance(snapshot, str)):
+            if not isinstance(shard, str) or not all(pin is None or isinstance(pin, str) for pin in (snapshot, given)):
                 raise ValueError(shard)
-            cut[shard] = CutPlace(position, load, snapshot)
+            cut[shard] = CutPlace(position, load, snapshot, given)
     except (ValueError, TypeError, AttributeError):
         raise InvalidInputError(f"{value!r} is no offset", hint='{"0000": [position, load]}, for each shard') from None
     return cut
@@ -159,7 +165,7 @@ class ChangeBatches:
         self._begin: Cut | None = None
         self._consumer: OpenConsumer | None = None
         self._done: Cut = {}
-        self._pins: set[str] = set()
+        self._let_go: set[tuple[str, str]] = set()
         self.seen: Cut = {}
         """The end of the changes, as of the last look."""
 
@@ -177,7 +183,6 @@ class ChangeBatches:
                 self._begin = {id: _place(start) for id, start in self._consumer.starts.items()}
             else:
                 self._begin = dict(zip((s.id for s in shards), self._each(self._begin_of, shards), strict=True))
-            self._remember(self._begin)
         return dict(self._begin)
 
     def _begin_of(self, shard: Shard) -> CutPlace:
@@ -187,14 +192,17 @@ class ChangeBatches:
         return _place(start_of(shard, where) or pin_snapshot(shard, self._pin_seconds))
 
     def resume(self, cut: Mapping[str, CutPlace]) -> None:
-        """All before this cut is done with: go on there. A consumer is taken over, and moved there."""
-        self._remember(cut)
+        """All before this cut is done with: go on there. A consumer is taken over, and moved there; pins that were given go."""
+        if self._name is None:
+            given = {(id, place.given) for id, place in cut.items() if place.given is not None} - self._let_go
+            self._each(lambda one: unpin(self._table.handle(one[0]).log, one[1]), sorted(given))
+            self._let_go |= given
         if self._name is None or self._consumer is not None:
             return
         shards = self._lines(cut)
-        given = [(shards[id], place.offset) for id, place in cut.items() if place.snapshot is None]
-        there = self._each(lambda one: self._there(*one), given)
-        self._consumer = self._open(list(shards.values()), {one[0].id: offset for one, offset in zip(given, there, strict=True)})
+        begun = [(shards[id], place.offset) for id, place in cut.items() if place.snapshot is None]
+        there = self._each(lambda one: self._there(*one), begun)
+        self._consumer = self._open(list(shards.values()), {one[0].id: offset for one, offset in zip(begun, there, strict=True)})
         self._done = {id: place for id, place in cut.items() if place.snapshot is None}
 
     def _lines(self, read: Iterable[str]) -> dict[str, Shard]:
@@ -207,10 +215,6 @@ class ChangeBatches:
     def _open(self, shards: Sequence[Shard], where: Beginning | Mapping[str, Offset]) -> OpenConsumer:
         assert self._name is not None
         return OpenConsumer(shards, self._name, where, self._table.clock)
-
-    def _remember(self, cut: Mapping[str, CutPlace]) -> None:
-        if self._name is None:  # a consumer's pins go with its own moves
-            self._pins |= {place.snapshot for place in cut.values() if place.snapshot is not None}
 
     def _there(self, shard: Shard, offset: Offset) -> Offset:
         """Where reading goes on if what comes next may be gone, and that is to be passed over."""
@@ -259,7 +263,7 @@ class ChangeBatches:
         # 1. Snapshots that were not given yet: all of them, or where there are limits one shard's.
         waiting = [id for id in sorted(cut) if cut[id].snapshot is not None]
         for id in waiting[:1] if max_entries is not None or max_bytes is not None else waiting:
-            end[id] = CutPlace(*cut[id].offset)
+            end[id] = CutPlace(*cut[id].offset, given=cut[id].snapshot if self._name is None else None)
         # 2. Changes, up to where the order is certain, and the limits.
         ends = {id: _before(one.end, until, id, cut[id].offset) for id, one in found.items()}
         lags = {id: _lag(found[id].begin, ends[id]) for id in reading if _lag(found[id].begin, ends[id]) > 0}
@@ -278,7 +282,6 @@ class ChangeBatches:
         # 3. Shards that came since, and children of those that were read to their end. Nothing of them is read yet.
         self._let_in(cut, end, shards, found, until)
         self.seen = {id: CutPlace(*one.end) for id, one in found.items()}
-        self._remember(end)
         return end
 
     def _horizon(self, shard: Shard, offset: Offset) -> Horizon:
@@ -371,18 +374,12 @@ class ChangeBatches:
         Raises:
             ConsumerTakenError: somebody else reads by this name now (P15).
         """
-        if self._name is not None:
-            self.resume(cut)
-            assert self._consumer is not None
+        self.resume(cut)
+        if self._consumer is not None:
             moved = [(id, place.offset) for id, place in cut.items() if place.snapshot is None and self._done.get(id) != place]
             advance = self._consumer.advance
             self._each(lambda one: advance(self._table.handle(one[0]), one[1]), moved)
             self._done = {id: place for id, place in cut.items() if place.snapshot is None}
-            return
-        left = {place.snapshot for place in cut.values() if place.snapshot is not None}
-        for pin in self._pins - left:
-            self._each(lambda shard, pin=pin: unpin(shard.log, pin), self._table.shards())  # type: ignore[misc]
-            self._pins.discard(pin)
 
     def _each(self, work: Callable[[Any], Any], some: Sequence[Any]) -> list[Any]:
         return list(map_ordered(self._table.clock, work, list(some), parallel=AT_ONCE)) if some else []

@@ -193,8 +193,7 @@ def test_a_snapshot_comes_before_its_changes_and_its_pin_goes(consumer: str | No
     assert len(engine.all) == 20 + 5
     put(table, rows([30]))
     engine.run()
-    # Without a consumer a pin whose batch was done, and not told of, when the process died stays for its lease.
-    assert len(table.checkpoints()) == (0 if consumer else 1)
+    assert table.checkpoints() == []
 
 
 def test_what_was_collected_is_an_error_or_is_passed_over() -> None:
