@@ -136,10 +136,11 @@ class Transactions:
         if found.state == "aborted":
             self._take_back(loads)
             raise TransactionConflictError(
-                f"version {version} of {app!r} was aborted: its announcement stood longer than {LEASE_SECONDS:g} s, or a later version came",
+                f"version {version} of {app!r} was aborted: its announcement stood longer than {LEASE_SECONDS:g} s, or a later one came",
                 hint="nothing of it was brought in; load it again",
             )
         self.carry_out(found)
+        _check_query(app, query, {found.query})
         return False
 
     def carry_out(self, intent: Intent) -> None:
@@ -186,15 +187,12 @@ class Transactions:
         marks = [manifest.transactions.get(app) for manifest in manifests]
         known = [mark for mark in marks if mark is not None]
         last = max((mark.version for mark in known), default=None)
+        queries = {mark.query for mark in known}
         for intent in self._left_over(app, min((mark.version if mark is not None else -1 for mark in marks), default=-1), version):
             self.carry_out(intent)
             last = max(intent.version, -1 if last is None else last)
-        queries = {mark.query for mark in known}
-        if queries - {query}:
-            raise TransactionConflictError(
-                f"{app!r} is written by query {next(iter(queries - {query}))}, and this is {query}",
-                hint="a new checkpoint counts from 0 again: choose another appId, or go on with the old checkpoint",
-            )
+            queries.add(intent.query)
+        _check_query(app, query, queries)
         if last is not None and version < last:
             raise TransactionConflictError(
                 f"version {version} of {app!r} comes after {last}",
@@ -241,6 +239,15 @@ class Transactions:
 def attempt_owner(app: str) -> str:
     """Whose attempts its files are written under."""
     return f"load of {app}"
+
+
+def _check_query(app: str, query: str | None, others: set[str | None]) -> None:
+    """The same version of another query has other rows: it is no other attempt at ours."""
+    if others - {query}:
+        raise TransactionConflictError(
+            f"{app!r} is written by query {next(iter(others - {query}))}, and this is {query}",
+            hint="a new checkpoint counts from 0 again: choose another appId, or go on with the old checkpoint",
+        )
 
 
 def _folder(app: str) -> str:

@@ -94,3 +94,28 @@ def test_g07_a_load_that_is_committed_again_hours_later_is_still_known(tmp_path:
     for _ in range(2):
         table.gc(dry_run=False, min_age=0)
     assert not table.shard("0000").log.manifests.load().transactions, "nobody can commit it any more"
+
+
+@pytest.mark.parametrize("at", ["transaction.announced", "transaction.decided"])
+def test_p11_two_queries_that_begin_as_one_application_at_once_are_not_taken_for_one_another(tmp_path: Path, at: str) -> None:
+    # Both are at version 0, and the shard has no mark yet. Whoever is second was not brought in, and must not be told so.
+    table = hg.create_table(tmp_path / "t", SCHEMA)
+    first, second = (table.bulk_load("app", 0, query=query) for query in ("first", "second"))
+    files = {"first": [first.write(rows(1))], "second": [second.write(rows(2))]}
+    stalled = iter([True])
+    refused: list[str] = []
+
+    def hook(name: str) -> None:
+        if name == at and next(stalled, False):
+            try:
+                second.commit(files["second"])
+            except hg.TransactionConflictError:
+                refused.append("second")
+
+    with hooked(hook):
+        try:
+            first.commit(files["first"])
+        except hg.TransactionConflictError:
+            refused.append("first")
+    brought = table.scan(["id"]).to_arrow()["id"].to_pylist()
+    assert (brought, refused) in (([1], ["second"]), ([2], ["first"]))
