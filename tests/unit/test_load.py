@@ -216,6 +216,15 @@ def test_a_version_is_brought_in_once_and_lower_ones_and_other_queries_are_refus
     assert bench.state() == {1: "other"}
 
 
+def test_a_load_that_came_in_is_told_so_though_its_attempt_could_not_be_given_back(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable(load: Any) -> None:
+        raise hg.StoreUnavailableError("no answer", object="")
+
+    monkeypatch.setattr("headgate.bulk.BulkLoad.abort", unavailable)
+    assert bench.table.load(bench.rows(1)).committed
+    assert bench.state() == {1: "v1"}
+
+
 def test_loads_on_a_table_without_a_key_are_appended_once(tmp_path: Any) -> None:
     table = hg.create_table(tmp_path / "t", SCHEMA)
     rows = pa.Table.from_pylist([{"id": 1, "value": "a"}, {"id": 1, "value": "b"}], schema=SCHEMA)

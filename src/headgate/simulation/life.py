@@ -23,6 +23,7 @@ from headgate.checkpoint import pin, unpin
 from headgate.compact import compact_shard
 from headgate.consumer import OpenConsumer, Start
 from headgate.errors import (
+    ClosedError,
     CommitConflictError,
     ConsumerTakenError,
     HeadgateError,
@@ -163,10 +164,23 @@ class LifeStage:
 
     def _pin_now_and_then(self, stage: TableStage) -> Callable[[Process, ShardWriter, random.Random], None]:
         def between(process: Process, writer: ShardWriter, rng: random.Random) -> None:
-            if rng.random() >= 0.15:
+            if rng.random() >= 0.2:
                 return
             scope: Literal["all", "durable"] = "all" if rng.random() < 0.6 else "durable"
             taken = begun_pin(self, process, stage.shard, scope, leased=False)
+
+            def beside() -> None:
+                try:
+                    writer.checkpoint(scope=scope, id=taken.id)
+                    taken.is_known = True
+                except ClosedError:
+                    return
+                except HeadgateError as error:
+                    stage.open_problem(f"{process.name} at a checkpoint", error)
+
+            if rng.random() < 0.5:
+                SimClock(process).spawn(beside, name=f"{process.name}-checkpoint")  # and puts go on
+                return
             writer.checkpoint(scope=scope, id=taken.id)
             taken.is_known = True
 
@@ -184,13 +198,15 @@ def loader_process(stage: LifeStage, process: Process, client: LoadClient, rng: 
             SimClock(process).sleep(rng.choice([0.0, 0.02, 0.2, 0.6]))
             if client.done >= client.versions:
                 return
-            attempt = Attempt(f"l{SimClock(process).token()}", client.app, client.done)
+            version = client.done + (client.versions > 1 and rng.random() < 0.15)  # now and then one is left out, or overtakes another
+            attempt = Attempt(f"l{SimClock(process).token()}", client.app, version)
             stage.ledger.attempts[attempt.id] = attempt
             try:
                 _load(stage, process, client, attempt, rng)
             except TransactionConflictError as error:
                 attempt.outcome = "refused"
-                if "withdrawn" in error.message:
+                # An intent of one that was aborted, and whose abort was collected, decides nothing: nobody else has its name.
+                if "withdrawn" in error.message and not client.app.startswith(ONCE):
                     stage.ledger.problems.append(f"UNDECIDED: {process.name}: {error.message}")
             except HeadgateError as error:
                 stage.trouble(process.name, error)

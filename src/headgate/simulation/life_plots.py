@@ -30,6 +30,7 @@ Start = Callable[[], None]
 # Where a process may be made to stop: at a step, or before it asks the store for something.
 _STOPS = {
     **STOPS,
+    "writer": [*STOPS["writer"], "checkpoint.flushed"],
     "loader": [
         "transaction.announced", "transaction.decided", "transaction.placed", "transaction.resolved", "load.tip", "commit.loaded",
         "commit.created", "store.create.txn", "store.create.shards", "store.get.txn",
@@ -57,7 +58,12 @@ LIFE_PLOTS: dict[str, Plot] = {
     "collection_is_overtaken": Plot("collector", "gc.listed"),
     "collector_sleeps_before_it_deletes": Plot("collector", "gc.committed"),
     "follower_looks_away": Plot("follower", "store.list.wal"),
+    "load_under_a_follower": Plot("follower", "commit.loaded"),
     "taken_away_from_a_reader": Plot("reader", "store.get.shards"),
+    "load_under_a_reader": Plot("reader", "store.list.shards"),
+    "load_under_a_checkpoint": Plot("keeper", "commit.loaded"),
+    "load_under_a_checkpoint_of_all": Plot("writer", "checkpoint.flushed"),
+    "acknowledged_late": Plot("writer", "pipeline.persisted"),
 }
 
 
@@ -92,15 +98,16 @@ def cast_life(world: World, stage: LifeStage, plot: Plot | None, rng: random.Ran
             add("reader", shard, partial(reader_process, table, rng=rng))
     for number in range(1 if small else rng.choice([1, 1, 2])):
         loads = LoadClient(f"app{number}", rng.randint(1, 3))
-        for attempt in range(rng.choice([1, 2])):
+        rivals = 2 if plot is not None and plot.kind == "loader" else rng.choice([1, 2])
+        for attempt in range(rivals):
             process = add("loader", f"{number}{'ab'[attempt]}", partial(loader_process, stage, client=loads, rng=rng))
-            if attempt == 0 and rng.random() < 0.25:
+            if rivals == 1 and rng.random() < 0.5:
                 loads.app, loads.versions = once(process), 1
-                break
     if wanted("compactor", 0.6):
-        add("compactor", "", partial(compactor_process, stage, rng=rng))
+        for number in range(2 if plot is not None and plot.kind == "compactor" else 1):
+            add("compactor", f"{number}", partial(compactor_process, stage, rng=rng))
     if wanted("collector", 0.8):
-        rounds = 8 if plot is not None and plot.kind == "reader" else 3
+        rounds = 8 if plot is not None and plot.kind in ("reader", "loader") else 3
         add("collector", "", partial(life_collector_process, stage, rng=rng, rounds=rounds))
     if wanted("keeper", 0.4):
         add("keeper", "", partial(keeper_process, stage, rng=rng))

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 from unittest.mock import patch
 
 from headgate import compact, transaction
 from headgate.failpoint import hooked
 from headgate.life import gc
+from headgate.manifest import chain
+from headgate.manifest.document import Model, decode_document
 from headgate.simulation.actors import (
     Client,
     Ledger,
@@ -154,7 +156,7 @@ def _run_life_schedule(
     shards = 1 if rng.random() < 0.35 else 2
     stage = LifeStage(world, shards, keyed=rng.random() < 0.8, filters=rng.random() < 0.1, salt=rng.getrandbits(32))
     problems: list[str] = []
-    with hooked(world.at_failpoint), hushed(), _soon_a_barrier(rng), _short_leases(rng):
+    with hooked(world.at_failpoint), hushed(), _soon_a_barrier(rng), _short_leases(rng), _read_once():
         try:
             play_life(world, stage, plot, rng, small)
         except SimulationStuck as error:
@@ -186,6 +188,22 @@ def _short_leases(rng: random.Random) -> Iterator[None]:
 def _soon_a_barrier(rng: random.Random) -> Iterator[None]:
     """Simulated writers are slow; the barrier against fast ones must come early to be met at all."""
     with patch.object(fence, "_RACES_BEFORE_BARRIER", rng.choice([1, 1, 2, 4])), patch.object(fence, "_BARRIER_AHEAD", (2, 8)):
+        yield
+
+
+@contextmanager
+def _read_once() -> Iterator[None]:
+    """A manifest that was read is the same for the next reader: half of the time goes into reading them."""
+    known: dict[tuple[bytes, str], Any] = {}
+
+    def decode(data: memoryview | bytes, kind: type[Model], key: str) -> Model:
+        wanted = (bytes(data), key)
+        found: Model | None = known.get(wanted)
+        if found is None:
+            found = known[wanted] = decode_document(data, kind, key)
+        return found
+
+    with patch.object(chain, "decode_document", decode):
         yield
 
 
