@@ -29,7 +29,7 @@ from headgate.errors import CommitConflictError, HeadgateError, InvalidInputErro
 from headgate.failpoint import failpoint
 from headgate.life.clone import begun_anew, drop_record, held_manifests
 from headgate.manifest import ShardManifest, TableManifest
-from headgate.manifest.model import IN_TABLE, CheckpointRecord, ChildShard, HashRange, SplitRecord, WalState
+from headgate.manifest.model import IN_TABLE, CheckpointRecord, ChildShard, ConsumerRecord, HashRange, SplitRecord, WalState
 from headgate.retired import column_to_split_by, publish
 from headgate.shard import Places, Shard
 from headgate.sharding import SHARDS_MAX, check_sharding, range_of
@@ -43,6 +43,7 @@ LEASE_SECONDS = 120.0
 """How long a split may stand still before anybody may take it back."""
 _LOADS_WAIT_SECONDS = 0.05
 _LOADS_WAITS_MAX = 100
+_CONSUMERS_TRIES_MAX = 64
 
 
 def split_shard(watch: SchemaWatch, places: Places, shard: str, column: str | None = None) -> tuple[str, ...]:
@@ -77,7 +78,7 @@ def split_shard(watch: SchemaWatch, places: Places, shard: str, column: str | No
             _make(places, state, child)
             failpoint("split.child")
         # 5. The moment of the split.
-        retired = log.manifests.commit(lambda m: _retired(log, m, split_id, writer.epoch, state.cursor.position))
+        retired = _retire(places, log, state, split_id, writer.epoch)
         failpoint("split.retired")
     except BaseException:
         _give_up(log, split_id)
@@ -170,18 +171,49 @@ def _make(places: Places, state: ShardManifest, child: ChildShard) -> None:
         range=child.range,
         wal=WalState(id=state.wal.id, uri=state.wal.uri, first_epoch=state.cursor.epoch, clean_at=position),
         runs=tuple(run.but(keep=child.range) for run in state.runs),
-        # Those who follow the changes read the parent to its end; from there on the parts hold the log for them.
-        consumers={name: held.but(position=position, load=state.next_load - 1) for name, held in state.consumers.items()},
+        consumers=_handed_on(state),
     )
     if not places.manifests(places.table_store(), child.shard, state.table_id).create_first(first):
         raise CommitConflictError(f"there is a shard {child.shard} already", hint="split it again")
 
 
-def _retired(log: ShardLog, manifest: ShardManifest, split_id: str, epoch: int, position: int) -> ShardManifest | None:
+def _handed_on(state: ShardManifest) -> dict[str, ConsumerRecord]:
+    """Those who follow the changes read the parent to its end; from there on the parts hold the log for them.
+
+    A snapshot that was not given yet is the parent's, and given before.
+    """
+    end = {"position": state.cursor.position, "load": state.next_load - 1, "snapshot": None}
+    return {name: held.but(**end) for name, held in state.consumers.items()}
+
+
+class _ConsumersChanged(Exception):
+    """Somebody follows the changes, or does no more, since the parts were made."""
+
+
+def _retire(places: Places, log: ShardLog, state: ShardManifest, split_id: str, epoch: int) -> ShardManifest:
+    """Retire the shard, with parts that hold the log for all who follow its changes by then."""
+    for _ in range(_CONSUMERS_TRIES_MAX):
+        known = state
+        try:
+            return log.manifests.commit(lambda m: _retired(log, m, split_id, epoch, known))  # noqa: B023  # called at once
+        except _ConsumersChanged:
+            state = log.manifests.load()
+        followers = _handed_on(state)
+        for child in _check_mine(log, state, split_id, epoch).children:
+            chain = places.manifests(places.table_store(), child.shard, state.table_id)
+            chain.commit(lambda m: m.but(consumers=followers) if m.consumers != followers else None)  # noqa: B023  # called at once
+            failpoint("split.followers")
+    raise CommitConflictError(f"consumers of shard {log.shard} come and go faster than it can be split", hint="split it again")
+
+
+def _retired(log: ShardLog, manifest: ShardManifest, split_id: str, epoch: int, known: ShardManifest) -> ShardManifest | None:
     if manifest.state == "retired" and manifest.split is not None and manifest.split.id == split_id:
         return None
     split = _check_mine(log, manifest, split_id, epoch)
-    assert manifest.cursor.position == position, "nobody else writes"
+    assert manifest.cursor.position == known.cursor.position, "nobody else writes"
+    # t0 the parts are made · t1 a consumer registers here · t2 it is split, and what is written to the parts is collected under it
+    if manifest.consumers.keys() != known.consumers.keys():
+        raise _ConsumersChanged
     return manifest.but(state="retired", split=split)
 
 
