@@ -46,7 +46,7 @@ from headgate.errors import (
 from headgate.failpoint import failpoint
 from headgate.keys import newest_rows
 from headgate.manifest.model import ProducerMark, RunRecord, ShardManifest
-from headgate.memtable import Fresh, MemTable, MemTableStats
+from headgate.memtable import Fresh, MemTable, MemTableStats, give_back
 from headgate.meters import FLUSH_BYTES, FLUSH_FAILURES, FLUSH_ROWS, FLUSH_SECONDS, REPLAYED_ENTRIES, REPLAYED_ROWS
 from headgate.run import run_batches, run_schema
 from headgate.schema import RowRules, ids_in
@@ -326,8 +326,12 @@ class Generations:
             return True
         with self.lock:
             assert self._tables[0] is memtable, "flushed in order, by one thread"
-            self._tables, self._copied_bytes = self._tables[1:], 0
+            self._tables, size_bytes = self._tables[1:], memtable.bytes
             self._flushed_count += 1
+        del memtable
+        give_back(size_bytes)  # before others take the room
+        with self.lock:
+            self._copied_bytes = 0
             self._account()
             self._flushed.notify_all()
         return True

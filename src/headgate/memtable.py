@@ -13,6 +13,7 @@ rest. So a MemTable that turns out to span a load is cut there: two MemTables, w
 
 from __future__ import annotations
 
+import ctypes
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate
@@ -25,6 +26,7 @@ from headgate.wal.block import Entries
 from headgate.wal.entry import Put
 
 _PINNED_SLACK_BYTES = 1 << 10
+_GIVEN_BACK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,25 @@ class MemTable:
     def view(self) -> Fresh:
         """All of it as of now."""
         return Fresh(self, self._held.batches)
+
+
+def give_back(size_bytes: int) -> None:
+    """So much was freed: give it back to the system. The C library keeps the pages of rows that went, where others lie between."""
+    if size_bytes < _GIVEN_BACK_BYTES:
+        return
+    pa.default_memory_pool().release_unused()
+    if _trim is not None:
+        _trim(0)
+
+
+def _found_trim() -> Any:
+    try:
+        return getattr(ctypes.CDLL(None), "malloc_trim", None)
+    except (OSError, TypeError):  # a system that has no such thing
+        return None
+
+
+_trim = _found_trim()
 
 
 def unpinned(rows: pa.RecordBatch, size_bytes: int) -> pa.RecordBatch:
