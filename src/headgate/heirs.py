@@ -10,12 +10,14 @@ doubled, on tables without a key too.
 
 Who goes on? The writer that held the shard when the split began, and nobody else: t0 writer A · t1 writer B takes over, A is
 fenced · t2 the shard is split · t3 A wakes up, finds the parts and claims them, and B, the healthy one, is fenced by a dead
-one. So a splitter notes after whom it came; and parts that somebody has claimed since are left to him.
+one. So a splitter notes after whom it came; and parts that somebody has claimed since are left to him. We may have claimed
+a part ourselves and lost it before it was open: to the next splitter, or because the store failed. So we know our writers by
+their ids, all that we ever opened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -131,21 +133,24 @@ def settled(log: ShardLog, deadline: float | None = None) -> ShardManifest:
         wait = min(_LOOK_SECONDS_MAX, 2 * wait)
 
 
-def is_heir(manifest: ShardManifest, epoch: int) -> bool:
-    """Was nobody but splitters there after the writer of this epoch?"""
+def is_heir(manifest: ShardManifest, ours: Container[str]) -> bool:
+    """Has nobody but splitters claimed the shard since one of our writers did, if any had? ``ours``: their ids."""
     owner = manifest.owner
-    return owner is not None and owner.split is not None and owner.after in (0, epoch)
+    if owner is None:
+        return True
+    last = owner.writer if owner.split is None else owner.after
+    return last is None or last in ours
 
 
-def only_heir(epoch: int) -> Callable[[ShardManifest], None]:
+def only_heir(ours: Container[str]) -> Callable[[ShardManifest], None]:
     """Asked in the commit of a claim: refuses a part that somebody else has claimed since."""
 
     def check(manifest: ShardManifest) -> None:
-        if manifest.owner is not None and not is_heir(manifest, epoch):
+        if not is_heir(manifest, ours):
             raise FencedError(
                 f"shard {manifest.shard}: another writer has claimed it since the split",
                 shard=manifest.shard,
-                epoch=epoch,
+                epoch=manifest.epoch,
                 by_epoch=manifest.epoch,
             )
 

@@ -112,7 +112,13 @@ class Shard:
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name not in ("rules", "log", "reader", "watch")}
 
-    def writer(self, config: ShardWriterConfig | None = None, *, check: Callable[[ShardManifest], None] | None = None) -> ShardWriter:
+    def writer(
+        self,
+        config: ShardWriterConfig | None = None,
+        *,
+        check: Callable[[ShardManifest], None] | None = None,
+        writer_id: str | None = None,
+    ) -> ShardWriter:
         """Claim the shard for writing. This writes, and fences whoever wrote before.
 
         Everything that can fail for a local reason is checked first, so a refused call leaves
@@ -120,6 +126,7 @@ class Shard:
 
         Args:
             check: asked in the commit of the claim, with the manifest as it is then; may raise to refuse.
+            writer_id: how the manifest is to name it; a new one every time.
         """
         config = config or ShardWriterConfig()
         if config.index_configs:
@@ -129,7 +136,7 @@ class Shard:
         quarantine = None
         if config.on_bad_rows == "quarantine":
             quarantine = Quarantine(self.places.table_store(fsync=config.fsync), self.places.clock, self.id)
-        writer = ShardWriter(log, self.rules, config, columnar, self.watch, quarantine, split=check)
+        writer = ShardWriter(log, self.rules, config, columnar, self.watch, quarantine, split=check, writer_id=writer_id)
         if self.watch.manifest.shards == (self.id,):
             remember_wal_store(self.watch, self.places)
         return writer

@@ -182,6 +182,7 @@ class TableWriter:
         self._routing = rules, self._rule, self._rule
         self._column_id = _column_id(rules, manifest.sharding)
         self._outbox = Outbox()
+        self._ids: set[str] = set()
         self._held = None if shards is None else _checked_shards(shards, manifest.shards, manifest.sharding)
         self._turns, self._opening = _Turns(self._clock), _Turns(self._clock)
         self._lock = self._clock.lock()
@@ -408,23 +409,29 @@ class TableWriter:
                 self._send_again(shard, now.ends(), self._writers, self._rule)
                 return True
             # 2. Was it a split, and were we the ones who held the shard before it?
-            if not is_heir(settled(log, deadline), writer.epoch):
+            if not is_heir(settled(log, deadline), self._ids):
                 return False
             # 3. Nothing more of ours is acknowledged there, and everything says how far it came.
             writer.end_fenced()
             failpoint("table.fenced")
             # 4. The parts, or the shard itself, if the split was given up; unless somebody else has claimed them since.
             try:
-                opened = self._claimed([shard], only_heir(writer.epoch))
+                opened = self._claimed([shard], only_heir(self._ids))
             except FencedError:
                 return False
-            failpoint("table.heirs")
-            # 5. What never happened, in order, before anything newer can come.
-            writers = {**{name: known for name, known in self._writers.items() if name != shard}, **{one.shard: one for one in opened}}
-            rule = self._rule_with([shard], opened)
-            self._send_again(shard, log.manifests.load().ends(), writers, rule)
-            failpoint("table.sent-again")
-            self._take_writers(writers, opened, shard, rule)
+            try:
+                failpoint("table.heirs")
+                # 5. What never happened, in order, before anything newer can come.
+                writers = {**{name: known for name, known in self._writers.items() if name != shard}, **{one.shard: one for one in opened}}
+                rule = self._rule_with([shard], opened)
+                self._send_again(shard, log.manifests.load().ends(), writers, rule)
+                failpoint("table.sent-again")
+                self._take_writers(writers, opened, shard, rule)
+            except BaseException:
+                for one in opened:  # what they were given is sent again the next time
+                    one.end_fenced()
+                    one.abort()
+                raise
         writer.abort()
         return True
 
@@ -456,8 +463,6 @@ class TableWriter:
     def _take_writers(self, writers: Mapping[str, ShardWriter], opened: Sequence[ShardWriter], shard: str, rule: ShardingRule) -> None:
         with self._lock:
             if self._closed:
-                for one in opened:
-                    one.abort()
                 raise ClosedError("the writer of the table is closed", hint="open another writer")
             if self._held is not None:
                 self._held = (self._held - {shard}) | {one.shard for one in opened}
@@ -537,9 +542,16 @@ class TableWriter:
         split: list[str] = []
 
         def claim(name: str) -> None:
+            shard, id = Shard.of(name, self._places, self._watch), self._clock.token()
+            self._ids.add(id)
             try:
-                opened.append(Shard.of(name, self._places, self._watch).writer(self._shard_config, check=check))
+                opened.append(shard.writer(self._shard_config, check=check, writer_id=id))
             except ShardSplitError:
+                split.append(name)
+            except FencedError:  # by a splitter, before it was open?
+                owner = shard.log.manifests.load().owner
+                if owner is None or owner.after != id:
+                    raise
                 split.append(name)
 
         wanted = list(names)

@@ -143,6 +143,7 @@ class ShardWriter:
         watch: SchemaWatch | None = None,
         quarantine: Quarantine | None = None,
         split: Split | None = None,
+        writer_id: str | None = None,
     ) -> None:
         if config.on_bad_rows == "quarantine" and quarantine is None:
             raise InvalidInputError("bad rows need a place to be kept", hint="open the writer with shard.writer()")
@@ -162,9 +163,10 @@ class ShardWriter:
             self._generations = Generations(log, columnar, config, self._rules_for)
             self._runs = RunCache(columnar)
             kept = min(config.max_memtable_size, config.max_unflushed_memtable_bytes, _REPLAY_KEPT_BYTES_MAX)
-            claim = open_epoch(log, replay=self._generations.replay, begin=self._generations.begin, keep_bytes=kept, split=split)
+            replay, begin = self._generations.replay, self._generations.begin
+            claim = open_epoch(log, replay=replay, begin=begin, keep_bytes=kept, split=split, writer_id=writer_id)
         else:
-            claim = open_epoch(log, split=split)
+            claim = open_epoch(log, split=split, writer_id=writer_id)
         self._writer = EpochWriter(log, claim, policy)
         self.range = claim.manifest.range
         """The rows that the shard is for, if it was split off another."""

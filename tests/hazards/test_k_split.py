@@ -663,6 +663,53 @@ def test_k14_parts_that_another_writer_has_claimed_are_left_to_it() -> None:
     whole(table, expected)
 
 
+@pytest.mark.parametrize("step", ["fence.surveyed", "fence.claimed", "fence.before-seal", "fence.walked", "fence.verified"])
+def test_k14_a_part_that_is_split_while_it_is_opened_is_followed_further(step: str) -> None:
+    """Found under load: the claim of the heir was fenced by the next splitter, and taken for another writer's."""
+    table = make(key=None, sharding=hg.bucket("id", 1))
+    writer = table.writer(QUIET)
+    put(writer, dict.fromkeys(range(30), "a"))
+    again(table).split_shard("0000")
+    done: list[str] = []
+
+    def act(name: str) -> None:
+        if name == step and not done:
+            done.append(name)
+            opening = "0000-0" if again(table).shard("0000-0").log.manifests.load().owner is not None else "0000-1"
+            again(table).split_shard(opening)
+
+    with hooked(act):
+        put(writer, dict.fromkeys(range(30, 60), "b"))
+    put(writer, dict.fromkeys(range(60, 90), "c"))
+    writer.close()
+    assert done
+    assert len(shards(again(table))) == 3
+    assert ids(again(table)) == list(range(90))
+
+
+@pytest.mark.parametrize("step", ["table.heirs", "table.sent-again"])
+def test_k14_a_recovery_that_is_cut_short_is_done_again(step: str) -> None:
+    table = make(key=None, sharding=hg.bucket("id", 1))
+    writer = table.writer(QUIET)
+    put(writer, {0: "a"})
+    again(table).split_shard("0000")
+    failed: list[str] = []
+
+    def act(name: str) -> None:
+        if name == step and not failed:
+            failed.append(name)
+            raise hg.StoreUnavailableError("not now")
+
+    ack = writer.put([{"id": 1, "value": "b"}])
+    with hooked(act), pytest.raises(hg.StoreUnavailableError):
+        ack.wait(timeout=60)
+    put(writer, {2: "c"})
+    ack.wait(timeout=60)
+    writer.close()
+    assert failed
+    assert ids(again(table)) == [0, 1, 2]
+
+
 def test_k14_a_put_waits_for_a_split_and_no_longer_than_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     table = make(sharding=hg.unsharded())
     writer = table.writer(hg.ShardWriterConfig(max_memtable_age=1e6, put_timeout=0.2))

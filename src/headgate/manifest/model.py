@@ -157,8 +157,8 @@ class Owner(Record):
     """It makes runs of its rows, so only its flushes move the cursor."""
     split: str | None = None
     """It claimed the shard to split it."""
-    after: int = 0
-    """Of a splitter: the epoch of the last one before it that was none; 0: there never was one."""
+    after: str | None = None
+    """Of a splitter: the last writer before it that was none; None: there never was one."""
 
 
 class ProducerMark(Record):

@@ -312,7 +312,7 @@ def claim_change(
     owner = Owner(writer=writer_id, claimed_at=log.clock.now(), flushes=flushes)
     if begun is not None:
         last = manifest.owner
-        owner = owner.but(split=begun.id, after=0 if last is None else manifest.epoch if last.split is None else last.after)
+        owner = owner.but(split=begun.id, after=None if last is None else last.writer if last.split is None else last.after)
     # What the cursor had passed when the store was found empty is not in it; what others wrote since is.
     floor = max(manifest.wal_floor, survey.manifest.cursor.position) if survey.begun_anew else manifest.wal_floor
     return (manifest if manifest.state == "active" else manifest.unsplit()).but(
