@@ -33,7 +33,7 @@ import pyarrow as pa
 
 from headgate.attempt import give_back, register, renew
 from headgate.attempt import join as join_attempt
-from headgate.bulk_files import OP, Fit, MarkedRows, RunFiles, batches_of, join, read_back
+from headgate.bulk_files import OP, Fit, MarkedRows, RunFiles, batches_of, gathered, join, read_back
 from headgate.clock import SYSTEM_CLOCK, map_ordered
 from headgate.errors import CommitConflictError, InvalidInputError, ObjectMissingError
 from headgate.failpoint import failpoint
@@ -132,7 +132,7 @@ class BulkLoad:
         files = RunFiles(
             watch.rules, self.places.columnar(fsync=self.fsync), self._fresh_folder, self.max_memory, quarantine, self.places.clock, name
         )
-        for batch in batches_of(batches):
+        for batch in gathered(batches_of(batches)):
             fitting: pa.RecordBatch | None = batch
             if fit is not None:
                 fitting, bad = fit(batch, files.rules.schema, files.rules.key)
@@ -168,6 +168,9 @@ class BulkLoad:
         for part in files:
             for shard, written in part.runs.items():
                 runs.setdefault(shard, []).extend(RunRecord.model_validate_json(text) for text in written)
+        for some in runs.values():
+            if len({run.id for run in some}) < len(some):
+                raise InvalidInputError("the files of one write were given twice", hint="pass what each write() returned, once")
         columnar = self.places.columnar(fsync=self.fsync)
         for _ in range(_SPLITS_MAX):
             watch = self._rooms.watch()

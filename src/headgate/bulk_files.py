@@ -31,6 +31,8 @@ OP = "_op"
 _SLICE_ROWS = 1 << 20
 _JOINED_MAX = 4096
 _SMALL_BYTES = 16 << 20
+_GATHERED_ROWS = 1 << 16
+_GATHERED_BYTES = 8 << 20
 _WRITES_AT_ONCE = 8
 
 Fit = Callable[[pa.RecordBatch, pa.Schema, tuple[str, ...]], tuple[pa.RecordBatch | None, pa.RecordBatch | None]]
@@ -231,6 +233,26 @@ def batches_of(data: Any) -> Iterator[pa.RecordBatch]:
             yield from batches_of(part)
     else:
         raise InvalidInputError(f"rows come as {type(data).__name__}", hint="Arrow batches, a table, or an iterator of them")
+
+
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in larger batches: what is done once for each batch and shard is done less often."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if held and not batch.schema.equals(held[0].schema):
+            yield from _together(held)
+            held, rows, size = [], 0, 0
+        held.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= _GATHERED_ROWS or size >= _GATHERED_BYTES:
+            yield from _together(held)
+            held, rows, size = [], 0, 0
+    yield from _together(held)
+
+
+def _together(held: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    return held if len(held) < 2 else pa.Table.from_batches(held).combine_chunks().to_batches()
 
 
 def _by_name(rows: pa.RecordBatch, rules: RowRules, op: Op) -> pa.RecordBatch:
