@@ -16,7 +16,7 @@ PARTS = 2
 
 # Where chance alone would take long, the plot that shows it.
 PLOT_OF: dict[str, str] = {
-    "aborted_intents_are_collected": "loader_sleeps_before_it_decides",
+    "aborted_intents_are_collected": "loader_sleeps_past_its_lease",
     "announcement_is_withdrawn_though_it_was_decided": "loader_dies_half_way",
     "checkpoint_ends_before_the_load_it_shows": "load_under_a_checkpoint",
     "checkpoint_of_all_leaves_a_gap_below_a_load": "load_under_a_checkpoint_of_all",
@@ -25,7 +25,7 @@ PLOT_OF: dict[str, str] = {
     "feed_does_not_wait_for_announced_loads": "load_is_overtaken",
     "feed_passes_a_load_before_the_entries_below_it": "follower_looks_away",
     "files_are_written_without_an_attempt": "compaction_is_overtaken",
-    "files_of_announced_loads_are_collected": "loader_sleeps_before_it_decides",
+    "files_of_announced_loads_are_collected": "loader_dies_decided",
     "flush_across_a_load_is_one_run": "flush_meets_a_load",
     "follower_goes_on_where_it_was_before_its_snapshot_was_pinned": "load_under_a_follower",
     "intent_is_not_consulted": "loader_sleeps_before_it_decides",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ import pyarrow as pa
 from headgate.attempt import give_back, register
 from headgate.checkpoint import pin, unpin
 from headgate.compact import compact_shard
+from headgate.config import ShardWriterConfig
 from headgate.consumer import OpenConsumer, Start
 from headgate.errors import (
     ClosedError,
@@ -42,7 +43,7 @@ from headgate.manifest.model import RunRecord
 from headgate.query.scan import Scan
 from headgate.run import run_batches, run_schema
 from headgate.simulation.actors import POLICY
-from headgate.simulation.tables import ROWS_MAX, Row, TableLedger, TableStage, rows_of
+from headgate.simulation.tables import ROWS_MAX, Row, TableLedger, TableStage, random_config, rows_of
 from headgate.simulation.world import Process, SimClock, SimStore, World
 from headgate.store import RetryingStore, Store
 from headgate.transaction import ONCE, Transactions, attempt_owner
@@ -134,11 +135,13 @@ class LifeStage:
         for number in range(shards):
             stage = TableStage(world, TableLedger(), keyed=keyed, filters=filters, salt=salt)
             stage.shard = f"{number:04d}"
-            stage.between = self._pin_now_and_then(stage)
+            stage.between = self._between_puts(stage)
+            stage.config, stage.puts_max, stage.flush_chance = roomy_config, 7, 0.08
             self.shards[stage.shard] = stage
         self.rules = stage.rules
         self.loads = 0
         """That found their place, as the judge tells."""
+        self.pins_often = False
 
     def log(self, process: Process, shard: str) -> ShardLog:
         return self.shards[shard].log(process)
@@ -162,9 +165,11 @@ class LifeStage:
             return
         next(iter(self.shards.values())).open_problem(who, error)
 
-    def _pin_now_and_then(self, stage: TableStage) -> Callable[[Process, ShardWriter, random.Random], None]:
+    def _between_puts(self, stage: TableStage) -> Callable[[Process, ShardWriter, random.Random], None]:
         def between(process: Process, writer: ShardWriter, rng: random.Random) -> None:
-            if rng.random() >= 0.2:
+            if rng.random() < 0.7:
+                SimClock(process).sleep(rng.choice([0.02, 0.1, 0.3]))  # so that loads come between
+            if rng.random() >= (0.8 if self.pins_often else 0.15):
                 return
             scope: Literal["all", "durable"] = "all" if rng.random() < 0.6 else "durable"
             taken = begun_pin(self, process, stage.shard, scope, leased=False)
@@ -178,13 +183,21 @@ class LifeStage:
                 except HeadgateError as error:
                     stage.open_problem(f"{process.name} at a checkpoint", error)
 
-            if rng.random() < 0.5:
+            if self.pins_often or rng.random() < 0.5:
                 SimClock(process).spawn(beside, name=f"{process.name}-checkpoint")  # and puts go on
                 return
             writer.checkpoint(scope=scope, id=taken.id)
             taken.is_known = True
 
         return between
+
+
+def roomy_config(rng: random.Random, memtable: bool = True) -> ShardWriterConfig:
+    """As for a shard alone, but with MemTables that hold some entries, so that loads come to stand among them."""
+    config = random_config(rng, memtable)
+    if rng.random() < 0.3:
+        return config
+    return replace(config, max_memtable_size=1 << 20, max_memtable_rows=100, max_memtable_batches=100, max_unflushed_memtable_bytes=1 << 20)
 
 
 # -- loads
@@ -198,7 +211,7 @@ def loader_process(stage: LifeStage, process: Process, client: LoadClient, rng: 
             SimClock(process).sleep(rng.choice([0.0, 0.02, 0.2, 0.6]))
             if client.done >= client.versions:
                 return
-            version = client.done + (client.versions > 1 and rng.random() < 0.15)  # now and then one is left out, or overtakes another
+            version = client.done + (client.versions > 1 and rng.random() < 0.2)  # now and then one is left out, or overtakes another
             attempt = Attempt(f"l{SimClock(process).token()}", client.app, version)
             stage.ledger.attempts[attempt.id] = attempt
             try:

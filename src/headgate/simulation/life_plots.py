@@ -50,6 +50,7 @@ _STOPS = {
 LIFE_PLOTS: dict[str, Plot] = {
     "load_is_overtaken": Plot("loader", "load.tip"),
     "loader_sleeps_before_it_decides": Plot("loader", "transaction.announced"),
+    "loader_sleeps_past_its_lease": Plot("loader", "transaction.announced", seconds=1.5),
     "loader_dies_half_way": Plot("loader", "transaction.placed", dies=True),
     "loader_dies_decided": Plot("loader", "transaction.decided", dies=True),
     "flush_meets_a_load": Plot("writer", "flush.written"),
@@ -71,6 +72,7 @@ def cast_life(world: World, stage: LifeStage, plot: Plot | None, rng: random.Ran
     """Who takes part, and who of them will stop for a while, or for good."""
     parts: list[tuple[Process, Start]] = []
     stopped = False
+    stage.pins_often = plot is not None and plot.stop == "checkpoint.flushed"
 
     def add(kind: str, name: str, make: Callable[[Process], Start]) -> Process:
         nonlocal stopped
@@ -79,7 +81,8 @@ def cast_life(world: World, stage: LifeStage, plot: Plot | None, rng: random.Ran
         seconds = rng.choice([0.1, 0.5, 2.0])
         if plot is not None and plot.kind == kind and not stopped:
             stopped = True
-            world.pause(process, plot.stop, rng.choice([0, 0, 1, 2, 3]), seconds=seconds, dies=plot.dies)
+            skip = rng.choice([0, 0, 1, 2, 3]) if plot.seconds is None else 0
+            world.pause(process, plot.stop, skip, seconds=plot.seconds or seconds, dies=plot.dies)
         elif rng.random() < 0.3:
             world.pause(process, rng.choice(_STOPS[kind]), rng.choice([0, 0, 1, 2, 5]), seconds=seconds, dies=rng.random() < 0.3)
         return process
@@ -98,10 +101,12 @@ def cast_life(world: World, stage: LifeStage, plot: Plot | None, rng: random.Ran
             add("reader", shard, partial(reader_process, table, rng=rng))
     for number in range(1 if small else rng.choice([1, 1, 2])):
         loads = LoadClient(f"app{number}", rng.randint(1, 3))
-        rivals = 2 if plot is not None and plot.kind == "loader" else rng.choice([1, 2])
+        rivals = rng.choice([1, 2])
+        if plot is not None and plot.kind == "loader":
+            rivals = 2 if plot.seconds is None else 1
         for attempt in range(rivals):
             process = add("loader", f"{number}{'ab'[attempt]}", partial(loader_process, stage, client=loads, rng=rng))
-            if rivals == 1 and rng.random() < 0.5:
+            if rivals == 1 and rng.random() < 0.5 and (plot is None or plot.seconds is None):
                 loads.app, loads.versions = once(process), 1
     if wanted("compactor", 0.6):
         for number in range(2 if plot is not None and plot.kind == "compactor" else 1):

@@ -36,6 +36,8 @@ class Plot:
     kind: str
     stop: str
     dies: bool = False
+    seconds: float | None = None
+    """For so long, the first time; None: as the seed says."""
 
 
 PLOTS: dict[str, Plot] = {

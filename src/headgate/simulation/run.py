@@ -156,7 +156,7 @@ def _run_life_schedule(
     shards = 1 if rng.random() < 0.35 else 2
     stage = LifeStage(world, shards, keyed=rng.random() < 0.8, filters=rng.random() < 0.1, salt=rng.getrandbits(32))
     problems: list[str] = []
-    with hooked(world.at_failpoint), hushed(), _soon_a_barrier(rng), _short_leases(rng), _read_once():
+    with hooked(world.at_failpoint), hushed(), _soon_a_barrier(rng), _short_leases(rng, plot), _read_once():
         try:
             play_life(world, stage, plot, rng, small)
         except SimulationStuck as error:
@@ -173,10 +173,10 @@ def _run_life_schedule(
 
 
 @contextmanager
-def _short_leases(rng: random.Random) -> Iterator[None]:
+def _short_leases(rng: random.Random, plot: Plot | None) -> Iterator[None]:
     """So short that they end while somebody stops; whatever the clock says, nothing may depend on them."""
     with (
-        patch.object(transaction, "LEASE_SECONDS", rng.choice([0.2, 2.0, 600.0])),
+        patch.object(transaction, "LEASE_SECONDS", 0.2 if plot is not None and plot.seconds else rng.choice([0.2, 2.0, 600.0])),
         patch.object(compact, "LEASE_SECONDS", rng.choice([0.2, 600.0])),
         patch.object(gc, "LEASE_GRACE_SECONDS", rng.choice([0.0, 60.0])),
         patch.object(gc, "MARK_SECONDS", rng.choice([0.5, 3600.0])),

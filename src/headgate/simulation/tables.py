@@ -144,6 +144,8 @@ class TableStage(Stage):
         self.table_ledger, self.rules, self.filters = ledger, KEYED if keyed else KEYLESS, filters
         self.salt = salt
         """A producer's puts follow from their numbers and this, so that a retry says the same again."""
+        self.config: Callable[[random.Random, bool], ShardWriterConfig] = random_config
+        self.puts_max, self.flush_chance = 5, 0.2
         self.between: Callable[[Process, ShardWriter, random.Random], None] | None = None
         """What a writer with a MemTable does now and then, between two puts."""
 
@@ -171,7 +173,7 @@ class TableStage(Stage):
             super().open_problem(who, error)
 
 
-def random_config(rng: random.Random, *, memtable: bool = True) -> ShardWriterConfig:
+def random_config(rng: random.Random, memtable: bool = True) -> ShardWriterConfig:
     """Limits so tight that everything is flushed soon, in one way or another."""
     return ShardWriterConfig(
         enable_memtable=memtable,
@@ -225,7 +227,7 @@ def table_writer_process(stage: TableStage, process: Process, client: Client, rn
             clock.sleep(rng.choice([0.0, 0.01, 0.2, 1.0]))
             memtable = rng.random() < 0.85
             try:
-                writer = stage.writer(process, random_config(rng, memtable=memtable))
+                writer = stage.writer(process, stage.config(rng, memtable))
             except HeadgateError as error:
                 stage.open_problem(process.name, error)
                 continue
@@ -276,7 +278,7 @@ def _put_all(
     if client.producer is not None:
         todo = [(sequence, client.items[sequence]) for sequence in range(client.acknowledged, len(client.items))]
     else:
-        todo = [(-1, number) for number in ledger.numbers(rng.randint(0, 5))]
+        todo = [(-1, number) for number in ledger.numbers(rng.randint(0, stage.puts_max))]
     order = ledger.order.setdefault(life.name, []) if client.producer is None else []
     for sequence, number in todo:
         write = random_write(stage, number, random.Random(stage.salt + number) if client.producer else rng)
@@ -293,7 +295,7 @@ def _put_all(
         ledger.watched.append(ack)
         if rng.random() < 0.3:
             learn(stage, client, number, ack)
-        if rng.random() < 0.2:
+        if rng.random() < stage.flush_chance:
             writer.flush()
         if memtable and stage.between is not None:
             stage.between(process, writer, rng)
