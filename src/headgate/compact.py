@@ -79,6 +79,8 @@ def pick(runs: Sequence[RunRecord], cursor: int, *, full: bool, detach: bool = F
     Only what lies below the cursor is closed: nothing can come between those runs any more. Tiered by
     size: the newest runs are merged, back to the oldest that is no more than ``_TIER_RATIO`` times as
     large as all that are newer together, so a row is rewritten a logarithmic number of times.
+    Past the cursor nothing can come between loads of one place, either: where nobody writes, and so nobody flushes
+    what a dead writer left in the log, loads would only ever get more.
     ``full``: all of them. ``detach``: those with files of another table, and no others. Runs of a shard that was
     split hold rows of the other part, too: they are rewritten together, before anything else.
     """
@@ -93,14 +95,30 @@ def pick(runs: Sequence[RunRecord], cursor: int, *, full: bool, detach: bool = F
     if True in split:
         first = split.index(True)
         return first, split.index(False, first) if False in split[first:] else closed
-    if full or closed < 2:
-        return None
-    first, size = closed - 1, runs[closed - 1].rows
-    for number in range(closed - 2, -1, -1):  # beyond one that is too large: the newest may be tiny by chance, and would stop it all
+    chosen = None if full or closed < 2 else _tier(runs, 0, closed)
+    start = closed
+    while chosen is None and start < len(runs):
+        stop = start
+        while stop < len(runs) and runs[stop].end == runs[start].end:
+            stop += 1
+        if stop - start >= 2:
+            chosen = (start, stop) if full else _tier(runs, start, stop)
+        start = stop
+    return chosen
+
+
+def _tier(runs: Sequence[RunRecord], start: int, stop: int) -> tuple[int, int] | None:
+    first, size = stop - 1, runs[stop - 1].rows
+    for number in range(stop - 2, start - 1, -1):  # beyond one that is too large: the newest may be tiny by chance, and would stop it all
         if runs[number].rows <= _TIER_RATIO * size:
             first = number
         size += runs[number].rows
-    return (first, closed) if closed - first >= 2 else None
+    return (first, stop) if stop - first >= 2 else None
+
+
+def has_oldest(inputs: Sequence[RunRecord], manifest: ShardManifest) -> bool:
+    """Is nothing older than these runs? Then tombstones hide nothing. Past the cursor what is in the log is older."""
+    return inputs[0].id == manifest.runs[0].id and inputs[-1].end <= manifest.cursor.position
 
 
 def compact_shard(
@@ -136,7 +154,8 @@ def compact_shard(
             # The columns are looked up after the runs are known: whoever wrote a run knew no newer ones. The other way
             # round a column that was added in between would be dropped, with its values.
             known = rules() if callable(rules) else rules
-            made, kept_slices = _compact_once(log, columnar, known, inputs, chosen[0] == 0, max_memory, progress, slice_rows, detach=detach)
+            with_oldest = has_oldest(inputs, manifest)
+            made, kept_slices = _compact_once(log, columnar, known, inputs, with_oldest, max_memory, progress, slice_rows, detach=detach)
         except CommitConflictError:
             continue  # what we merged was merged by somebody else meanwhile; look again
         except ObjectMissingError as error:

@@ -40,6 +40,7 @@ from headgate.compact import (
     Progress,
     RunWriter,
     batch_rows_for,
+    has_oldest,
     pick,
     replaced,
     untouched_slices,
@@ -239,12 +240,13 @@ def plan_compaction(
     try:
         columnar = shard.places.columnar()
         runs = [OpenRun(record, columnar) for record in inputs]
-        ranges, keeps = _cut(log.shard, runs, known, chosen[0] == 0, range_rows)
+        with_oldest = has_oldest(inputs, manifest)
+        ranges, keeps = _cut(log.shard, runs, known, with_oldest, range_rows)
     except BaseException:
         withdraw(log, attempt)
         raise
     texts = tuple(run.model_dump_json() for run in inputs)
-    return ShardCompaction(shard, attempt, known, texts, tuple(ranges), chosen[0] == 0, keeps, max_memory, slice_rows)
+    return ShardCompaction(shard, attempt, known, texts, tuple(ranges), with_oldest, keeps, max_memory, slice_rows)
 
 
 # -- cutting
