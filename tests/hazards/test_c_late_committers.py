@@ -119,3 +119,42 @@ def test_p11_two_queries_that_begin_as_one_application_at_once_are_not_taken_for
             refused.append("first")
     brought = table.scan(["id"]).to_arrow()["id"].to_pylist()
     assert (brought, refused) in (([1], ["second"]), ([2], ["first"]))
+
+
+def test_files_that_are_given_twice_are_refused(tmp_path: Path) -> None:
+    table = hg.create_table(tmp_path / "t", SCHEMA)
+    load = table.bulk_load("app", 1)
+    files = load.write(rows(1, 2))
+    with pytest.raises(hg.InvalidInputError, match="twice"):
+        load.commit([files, files])
+    assert load.commit([files]).committed
+    assert sorted(table.scan(["id"]).to_arrow()["id"].to_pylist()) == [1, 2]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_c05_loads_are_merged_where_a_dead_writer_has_left_rows_in_the_log_and_nobody_writes(tmp_path: Path, full: bool) -> None:
+    # All of them stand past the cursor, at one place. Nothing can come between them; but the log is older, so tombstones stay.
+    table = hg.create_table(tmp_path / "t", SCHEMA, key="id")
+    writer = table.writer(hg.ShardWriterConfig(max_memtable_age=1e6))
+    writer.put(rows(1, 2, v="log")).wait()
+    writer.abort()
+    manifests = table.shard("0000").log.manifests
+    table.load(pa.table({"id": pa.array([1], pa.int64())}), "delete")
+    for number in range(3, 8):
+        table.load(rows(number, v="load"))
+    table.load(rows(2, v="load"))
+    table.compact(full=full)
+    assert manifests.load().cursor.position == 0
+    assert len(manifests.load().runs) == 1
+    shown = [(2, "load"), *((number, "load") for number in range(3, 8))]
+
+    def found() -> list[tuple[int, str]]:
+        return sorted((row["id"], row["v"]) for row in table.scan().to_arrow().to_pylist())
+
+    assert found() == shown
+    assert sum(batch.num_rows for batch in table.changes(start="earliest")) == 9, "those who follow get every change"
+    with table.writer() as writer:
+        writer.put(rows(9, v="log")).wait()
+    table.compact(full=True)
+    assert found() == [*shown, (9, "log")]
+    assert table.verify(deep=True).ok
