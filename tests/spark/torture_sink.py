@@ -57,7 +57,7 @@ print("ENDED", flush=True)
 class Outcome:
     kills: int
     kills_in_batches: int
-    """Of those, how many hit a driver that was at work on the stream."""
+    """Of those, how many fell between a batch's begin and its end."""
     batches: int
     rows: int
     seconds: float
@@ -75,10 +75,10 @@ def torture(place: Path, kills: int, seed: int, patience: float = 3600.0, enviro
     files = done = in_batches = puts = 0
     program = place / "driver.py"
     program.write_text(DRIVER)
-    span = 4.0
+    span = 2.0  # about what a batch takes
     while True:
         assert time.monotonic() - began < patience, f"{done} of {kills} kills after {patience:g} s"
-        for _ in range(chance.randint(4, 8)) if done < kills else ():
+        for _ in range(chance.randint(3, 6)) if done < kills else ():
             _write_file(place / "files", files)
             files += 1
         with open(place / "said", "ab") as said:
@@ -88,18 +88,21 @@ def torture(place: Path, kills: int, seed: int, patience: float = 3600.0, enviro
             )  # fmt: skip
         assert driver.stdout is not None
         try:
-            started = b"STARTED" in driver.stdout.readline()
-            if done < kills:
-                time.sleep(chance.uniform(0.0, span))
-                before = driver.poll() is None
-                puts += _meanwhile(table, puts, chance)
-                _kill(driver.pid, with_workers=chance.random() < 0.5)
-                done += 1
-                in_batches += before and started
-                span = min(12.0, span * 1.2) if not _batches(place) else span
-            else:
+            driver.stdout.readline()  # it has started, or ended
+            if done >= kills:
                 assert driver.wait(patience) == 0, (place / "said").read_text()[-3000:]
                 break
+            before, more, since = _batches(place), chance.randint(0, 3), time.monotonic()
+            while driver.poll() is None and _batches(place) < before + more:
+                time.sleep(0.05)
+            if more:
+                span = 0.5 * span + 0.5 * (time.monotonic() - since) / more
+            time.sleep(chance.uniform(0.0, span if more else 3 * span))  # the first batch takes longer
+            puts += _meanwhile(table, puts, chance)
+            if driver.poll() is None:
+                _kill(driver.pid, with_workers=chance.random() < 0.5)
+                done += 1
+                in_batches += _is_at_work(place)
         finally:
             if driver.poll() is None:
                 _kill(driver.pid, with_workers=True)
@@ -159,6 +162,12 @@ def _meanwhile(table: hg.Table, puts: int, chance: random.Random) -> int:
 def _batches(place: Path) -> int:
     folder = place / "checkpoint" / "commits"
     return sum(name.name.isdecimal() for name in folder.iterdir()) if folder.exists() else 0
+
+
+def _is_at_work(place: Path) -> bool:
+    """Was a batch begun, and not ended?"""
+    folder = place / "checkpoint" / "offsets"
+    return folder.exists() and sum(name.name.isdecimal() for name in folder.iterdir()) > _batches(place)
 
 
 def _check(table: hg.Table, files: int, puts: int) -> None:
