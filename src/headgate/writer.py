@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import pyarrow as pa
 
 from headgate import meters
-from headgate.checkpoint import Checkpoint, check_lease, pin, with_checkpoint
+from headgate.checkpoint import Checkpoint, check_lease, with_checkpoint
 from headgate.clock import Clock, Thread
 from headgate.columnar import Columnar
 from headgate.compact import compact_shard
@@ -456,7 +456,12 @@ class ShardWriter:
         if scope == "durable":
             with self._pipeline.lock:
                 end = self._pipeline.acknowledged_position + 1
-            pin(self._log, id, name=name, created_at=now, expires_at=expires, end=end, shards=shards)
+
+            def add(manifest: ShardManifest) -> ShardManifest | None:
+                check_epoch(self._log, manifest, self.epoch)  # else what a successor has acknowledged would be missing
+                return with_checkpoint(self._log, manifest, id, name=name, created_at=now, expires_at=expires, end=end, shards=shards)
+
+            self._log.manifests.commit(add)
             return Checkpoint(id, name, now, expires)
         self._with_memtable('scope="all"')
         for _ in range(_VIEWS_MAX):
