@@ -187,6 +187,7 @@ class Changes(Iterator[pa.RecordBatch]):
         shards = {id: shard for id, shard in {**unfinished, **shards}.items() if id not in self._later}
         if consumer is not None:
             self._consumer = OpenConsumer(list(shards.values()), consumer, "earliest" if where is None else where, self._clock)
+            self._consumer.hold_parts(shards.values(), self._handle)
             for id, start in self._consumer.starts.items():
                 self._lines[id] = self._line(shards[id], start)
             return

@@ -21,7 +21,7 @@ An offset never moves back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,7 +29,7 @@ from headgate.checkpoint import NAME_CHARACTERS_MAX, with_checkpoint
 from headgate.clock import Clock, map_ordered
 from headgate.errors import ConsumerTakenError, InvalidInputError, NotFoundError
 from headgate.failpoint import failpoint
-from headgate.feed import HasFeed, Offset, check_there, earliest, latest, past_seals, settled
+from headgate.feed import HasFeed, Offset, check_there, earliest, latest, next_shards, past_seals, settled
 from headgate.manifest.model import ConsumerRecord, ShardManifest
 from headgate.wal.log import ShardLog
 from headgate.wal.tip import find_tip
@@ -291,6 +291,20 @@ class OpenConsumer:
     def add(self, shard: HasFeed, where: Offset | Beginning = "origin") -> Start:
         """A shard that came since."""
         return claim(shard, self.name, self._owner, where, None, is_new=False)
+
+    def hold_parts(self, shards: Iterable[HasFeed], handle: Callable[[str], HasFeed]) -> None:
+        """Hold the parts of shards that were split before this consumer was registered there; one that was there before has them.
+
+        t0 a shard is split, which the table or whoever gave the offset does not know yet · t1 a consumer registers in it · t2 what
+        is written to the parts is collected, before the consumer comes to them.
+        """
+        for shard in shards:
+            manifest = shard.log.manifests.seen or shard.log.manifests.load()  # as of the claim, or later
+            children = [(handle(child), offset) for child, offset in next_shards(manifest).items()]
+            for child, offset in children:
+                if self.name not in child.log.manifests.load().consumers:
+                    self.add(child, offset)
+            self.hold_parts([child for child, _ in children], handle)
 
     def check(self, shard: HasFeed) -> None:
         """Is it still ours? Raises what ``advance`` would."""
