@@ -214,7 +214,9 @@ class ChangeBatches:
 
     def _open(self, shards: Sequence[Shard], where: Beginning | Mapping[str, Offset]) -> OpenConsumer:
         assert self._name is not None
-        return OpenConsumer(shards, self._name, where, self._table.clock)
+        consumer = OpenConsumer(shards, self._name, where, self._table.clock)
+        consumer.hold_parts(shards, self._table.handle)
+        return consumer
 
     def _there(self, shard: Shard, offset: Offset) -> Offset:
         """Where reading goes on if what comes next may be gone, and that is to be passed over."""

@@ -487,7 +487,10 @@ class Table:
         Whoever had it before can move it no more.
         """
         check_consumer_name(name)
-        return OpenConsumer(self.refresh().shards, name, parse_start(start) or "earliest", self._places.clock)
+        shards = self.refresh().shards
+        consumer = OpenConsumer(shards, name, parse_start(start) or "earliest", self._places.clock)
+        consumer.hold_parts(shards, self._shard_once)
+        return consumer
 
     def pin_changes(self, ttl: Duration) -> tuple[Checkpoint, dict[str, Offset]]:
         """A checkpoint, and the offset at which the changes go on right after it: nothing between is missed or doubled."""
