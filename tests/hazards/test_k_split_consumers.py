@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -67,3 +68,28 @@ def test_p14_a_consumer_that_is_dropped_while_its_shard_is_split_holds_nothing_i
     with hooked(hook):
         table.split_shard("0000")
     assert table.refresh().consumers() == []
+
+
+class Died(BaseException):
+    """A process that is gone."""
+
+
+@pytest.mark.parametrize("by", ["changes", "batches", "open_consumer", "an offset from before"])
+def test_p14_a_consumer_that_registers_in_a_shard_that_was_split_holds_the_log_of_its_parts(table: hg.Table, by: str) -> None:
+    # Nobody has told the table of the split yet; or the offset to begin at is from before.
+    def hook(name: str) -> None:
+        if name == "split.retired" and by != "an offset from before":
+            raise Died
+
+    with hooked(hook), suppress(Died):
+        table.split_shard("0000")
+    if by == "batches":
+        table.change_batches(start="earliest", consumer="c").begin()
+    elif by == "open_consumer":
+        table.open_consumer("c")
+    else:
+        table.changes(start={"0000": [0, 0]} if by.startswith("an offset") else "earliest", consumer="c").close()
+    put(table.refresh(), *range(100, 110))
+    table.gc(dry_run=False, min_age=0)
+    with table.changes(consumer="c") as changes:
+        assert ids(changes) == [*range(20), *range(100, 110)]
