@@ -473,6 +473,17 @@ def test_k04_after_a_checkpoint_of_all_with_loads_the_log_may_go(bench: Any) -> 
     story.check()
 
 
+@pytest.mark.parametrize("scope", ["all", "durable"])
+def test_k04_a_fenced_writer_takes_no_checkpoint_that_misses_what_its_successor_has_acknowledged(bench: Any, scope: Any) -> None:
+    story = begun(bench)
+    fenced = story.writer
+    story.reopen()
+    story.put({1: "successor"})
+    with pytest.raises(hg.FencedError):
+        fenced.checkpoint(scope=scope)
+    assert bench.manifest.checkpoints == {}
+
+
 # -- G02, G07: collection beside loads
 
 
