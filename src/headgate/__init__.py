@@ -2,13 +2,14 @@
 
 from headgate import metrics
 from headgate.bulk import BulkLoad, LoadedFiles, LoadReport
-from headgate.change_batches import ChangeBatches, ChangePart
+from headgate.change_batches import ChangeBatches
 from headgate.changes import Changes
 from headgate.checkpoint import Checkpoint
 from headgate.compact import CompactionReport
 from headgate.compact_ranges import ShardCompaction, WrittenRange
 from headgate.config import ShardWriterConfig
 from headgate.consumer import Consumer, ConsumerPlace, OpenConsumer
+from headgate.cuts import ChangePart
 from headgate.errors import (
     AlreadyExistsError,
     BackpressureTimeoutError,

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from headgate.bulk import MEMORY_BYTES as LOAD_MEMORY_BYTES
 from headgate.bulk import BadRows, BulkLoad, LoadReport, begin_load, shard_ids
-from headgate.change_batches import PIN_SECONDS, ChangeBatches, ChangePart, HasShards, read_part
+from headgate.change_batches import PIN_SECONDS, ChangeBatches, HasShards, read_part
 from headgate.changes import COMMIT_SECONDS, POLL_SECONDS, Changes, StartOfChanges, parse_start
 from headgate.checkpoint import Checkpoint, check_lease, listed, pin, refresh_pin, resolved, unpin
 from headgate.clock import SYSTEM_CLOCK, map_ordered
@@ -25,6 +25,7 @@ from headgate.compact import CompactionReport, Progress, compact_shard
 from headgate.compact_ranges import RANGE_ROWS, ShardCompaction, plan_compaction
 from headgate.config import Duration, ShardWriterConfig
 from headgate.consumer import Consumer, OpenConsumer, check_consumer_name, drop_all, listed_consumers, pin_snapshot
+from headgate.cuts import ChangePart
 from headgate.errors import (
     AlreadyExistsError,
     CommitConflictError,

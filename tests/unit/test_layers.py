@@ -38,6 +38,7 @@ ORDER = [
     "writer",
     "shard",
     ("new_shards", "table_ack", "snapshot", "changes", "bulk_files", "compact_ranges", "retired"),
+    "cuts",
     "change_batches",
     ("bulk", "heirs"),
     "table_writer",
