@@ -6,6 +6,7 @@ slices that many processes wrote. Does not own: who may write (attempt), how the
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
@@ -28,6 +29,8 @@ from headgate.wal.entry import Op, Put
 
 OP = "_op"
 """The column that says what a row does, where rows of both kinds come together."""
+_TYPES = "types"
+"""Goes along with a run of a load: a number that tells its columns' types from others."""
 _SLICE_ROWS = 1 << 20
 _JOINED_MAX = 4096
 _SMALL_BYTES = 16 << 20
@@ -200,6 +203,7 @@ class _Open:
             slices=tuple(self.slices),
             fields=tuple(zip(rules.field_ids, rules.schema.names, strict=True)),
             tombstones=self.tombstones,
+            **{_TYPES: f"{zlib.crc32(str(rules.log_schema.types).encode()):08x}"},  # type: ignore[arg-type]  # beside the fields
         )
 
 
@@ -286,7 +290,8 @@ def join(runs: Sequence[RunRecord], rules: RowRules, columnar: Columnar) -> tupl
     if len(runs) < 2 or sum(len(run.slices) for run in runs) > _JOINED_MAX:
         return tuple(runs)
     found: list[RunRecord] = []
-    for _, alike in groupby(runs, key=lambda run: (run.fields, run.tombstones > 0)):
+    # A column may have been widened between two tasks: slices of one run have the same types.
+    for _, alike in groupby(runs, key=lambda run: (run.fields, run.tombstones > 0, (run.model_extra or {}).get(_TYPES))):
         found += _joined(list(alike), rules, columnar)
     return tuple(found)
 

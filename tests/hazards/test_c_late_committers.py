@@ -158,3 +158,15 @@ def test_c05_loads_are_merged_where_a_dead_writer_has_left_rows_in_the_log_and_n
     table.compact(full=True)
     assert found() == [*shown, (9, "log")]
     assert table.verify(deep=True).ok
+
+
+def test_a_column_that_is_widened_between_two_tasks_of_a_load_makes_no_run_of_two_types(tmp_path: Path) -> None:
+    narrow = pa.schema([pa.field("id", pa.int64(), False), pa.field("n", pa.int32())])
+    table = hg.create_table(tmp_path / "t", narrow, key="id")
+    load = table.bulk_load("app", 1)
+    before = load.write(pa.table({"id": [1, 2], "n": [1, 2]}, schema=narrow))
+    table.widen_column("n", pa.int64())
+    after = [load.write(pa.table({"id": [id], "n": [1 << 40]}, schema=table.refresh().schema)) for id in (3, 4)]
+    load.commit([before, *after])
+    assert [len(run.slices) for run in table.shard("0000").log.manifests.load().runs] == [1, 2]
+    assert table.lookup([2, 4]).to_pylist() == [{"id": 2, "n": 2}, {"id": 4, "n": 1 << 40}]
