@@ -953,7 +953,7 @@ def test_in_steady_state_an_entry_costs_exactly_one_request(bench: Any) -> None:
         ack.wait(bench.PATIENCE)
     made = bench.store.requests - before
     assert writer.wal_stats().entries_written == count
-    entries = [key for operation, key in bench.store.keys if operation == "create" and key.endswith(".arrow")]
+    entries = [key for operation, key in bench.store.asked if operation == "create" and key.endswith(".arrow")]
     assert len(entries) == len(set(entries)) == count
     # A record in the manifest, should one fall due meanwhile, is no entry's; nothing else is asked.
     assert [kind for kind in made if kind not in ("create", "list", "get")] == []
@@ -962,10 +962,10 @@ def test_in_steady_state_an_entry_costs_exactly_one_request(bench: Any) -> None:
 
 def test_in_steady_state_the_appender_asks_for_nothing_but_its_entries(bench: Any) -> None:
     appender = bench.appender()
-    before = len(bench.store.keys)
+    before = len(bench.store.asked)
     for i in range(20):
         appender.append([bench.rows(i)])
-    made: Sequence[tuple[str, str]] = bench.store.keys[before:]
+    made: Sequence[tuple[str, str]] = bench.store.asked[before:]
     assert list(made) == [("create", bench.entry_key(1, i)) for i in range(20)]
 
 

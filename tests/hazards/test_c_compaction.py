@@ -799,7 +799,7 @@ def test_an_auto_compaction_that_fails_does_not_stop_the_writer(bench: Any) -> N
     for number in range(10):
         writer.put(bench.rows(number)).wait(timeout=30)
     writer.flush()
-    until(lambda: any(f"{RUNS}c" in key for operation, key in store.keys if operation == "create"))
+    until(lambda: any(f"{RUNS}c" in key for operation, key in store.asked if operation == "create"))
     writer.put(bench.rows(99)).wait(timeout=30)
     store.clear()
     writer.put(bench.rows(100)).wait(timeout=30)
@@ -814,7 +814,7 @@ def test_a_writer_is_aborted_in_bounded_time_while_it_compacts(bench: Any) -> No
     for number in range(4):
         writer.put(bench.rows(number)).wait(timeout=30)
     writer.flush()
-    until(lambda: any(f"{RUNS}c" in key for operation, key in store.keys if operation == "create"))
+    until(lambda: any(f"{RUNS}c" in key for operation, key in store.asked if operation == "create"))
 
     def abort() -> None:
         writer.abort()

@@ -103,7 +103,7 @@ def test_r01_a_failed_flush_is_tried_again_and_the_next_one_waits_for_it(bench: 
     runs = bench.manifest.runs
     assert [(run.first, run.end) for run in runs] == [(0, 2), (2, 4), (4, 6), (6, 8)]
     assert [run.id.split("-")[0] for run in runs] == [f"g{number:010d}" for number in (1, 2, 3, 4)]
-    attempts = [key for operation, key in bench.store.keys if operation == "create" and RUNS in key]
+    attempts = [key for operation, key in bench.store.asked if operation == "create" and RUNS in key]
     order = [attempt.split(RUNS)[1].split("-")[0] for attempt in attempts]
     assert order == sorted(order), "no generation is begun before the one before it is committed"
     assert len(set(attempts)) == len(attempts), "a fresh name for every try"

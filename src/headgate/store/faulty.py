@@ -51,7 +51,7 @@ class FaultyStore(Store):
         self.inner = inner
         self.latency = latency
         self.requests: Counter[str] = Counter()
-        self.keys: list[tuple[str, str]] = []
+        self.asked: list[tuple[str, str]] = []
         self._before = before
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
@@ -78,7 +78,7 @@ class FaultyStore(Store):
     def _meet(self, operation: Operation, key: str) -> Fault | None:
         with self._lock:
             self.requests[operation] += 1
-            self.keys.append((operation, key))
+            self.asked.append((operation, key))
             fault = None
             for candidate in self._faults:
                 if candidate.operation in (operation, "any") and candidate.key in key and candidate.times > 0:
