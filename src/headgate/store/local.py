@@ -207,12 +207,15 @@ class LocalStore(Store):
         """As ``_walk``, without a look at each file. A folder that changes meanwhile may show some of its names only."""
         if start_after > prefix and not start_after.startswith(prefix):
             return []
+        head = _head(prefix, start_after)
         try:
             with os.scandir(self._path(prefix).rstrip("/") or "/") as entries:
                 names = sorted(
-                    entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name
-                    for entry in entries
-                    if not entry.name.startswith(_HIDDEN)
+                    [
+                        name + "/" if entry.is_dir(follow_symlinks=False) else name
+                        for entry in entries
+                        if ((name := entry.name) >= head or head.startswith(name)) and not name.startswith(_HIDDEN)
+                    ]
                 )
         except (FileNotFoundError, NotADirectoryError):
             return []
@@ -258,12 +261,15 @@ class LocalStore(Store):
 
         Reading a folder's names is no snapshot: where one has vanished, another may have come. So it is read again from there.
         """
+        head = _head(prefix, start_after)
         try:
             with os.scandir(self._path(prefix).rstrip("/") or "/") as entries:
                 rows = sorted(
-                    (entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name, entry)
-                    for entry in entries
-                    if not entry.name.startswith(_HIDDEN)
+                    [
+                        (name + "/" if entry.is_dir(follow_symlinks=False) else name, entry)
+                        for entry in entries
+                        if ((name := entry.name) >= head or head.startswith(name)) and not name.startswith(_HIDDEN)
+                    ]
                 )
         except (FileNotFoundError, NotADirectoryError):
             return
@@ -313,6 +319,11 @@ class LocalStore(Store):
                 os.rmdir(folder)
             except OSError:
                 continue  # not empty, or somebody else was faster
+
+
+def _head(prefix: str, start_after: str) -> str:
+    """A name in the folder ``prefix`` that is less than this, and no beginning of it, leads to nothing after ``start_after``."""
+    return start_after[len(prefix) :].split("/", 1)[0] if start_after.startswith(prefix) else ""
 
 
 def sync_tree(folder: str, *, above: str) -> None:
