@@ -189,11 +189,11 @@ def test_max_wal_persist_retries_is_how_often_a_put_is_sent_again(bench: Any, mo
     writer = both_modes(bench)[mode](store, max_wal_persist_retries=retries)
     store.add(Fault("create", "fail", key=LOG, times=retries))
     writer.put(bench.rows(1)).wait()
-    store.keys.clear()
+    store.asked.clear()
     store.add(Fault("create", "fail", key=LOG))
     with pytest.raises(hg.WriterPoisonedError):
         writer.put(bench.rows(2)).wait()
-    assert sum(operation == "create" and LOG in key for operation, key in store.keys) == retries + 1
+    assert sum(operation == "create" and LOG in key for operation, key in store.asked) == retries + 1
 
 
 class Slept:
