@@ -39,13 +39,13 @@ from headgate.failpoint import failpoint
 from headgate.feed import Offset, change_schema
 from headgate.indexes import check_indexes, indexed_scalars, indexed_vectors
 from headgate.life.alter import with_columns, with_renamed, with_widened, without_columns
-from headgate.life.clone import clone_table, detach_table, let_go
+from headgate.life.clone import clone_table, detach_table, drop_record, is_orphan, let_go
 from headgate.life.create import load_if_there, opened
 from headgate.life.drop import DropReport, drop
 from headgate.life.gc import GcReport, collect_intents, collect_shard
 from headgate.life.mend import Progress as RepairProgress
 from headgate.life.repair import RepairReport, repair_shard, repair_table_manifest, shown
-from headgate.life.split import let_parts_go, split_shard
+from headgate.life.split import let_parts_go, split_shard, sweep_parts
 from headgate.life.status import RunInfo, TableStatus, shard_runs, shard_status
 from headgate.life.verify import VerifyReport, verify_shard
 from headgate.manifest import ShardManifest, TableManifest
@@ -683,6 +683,8 @@ class Table:
         store = self._places.table_store()
         if not dry_run and self._manifest.retired:
             let_parts_go(self._places, self._manifest)  # compaction may have rewritten the last of what they read
+        if not dry_run and sweep:
+            sweep_parts(self._places, self._manifest)
         transactions = Transactions(store, self._places.clock, lambda shard: self._shard_once(shard).log)
         intents, apps_over = collect_intents(
             transactions, lambda: [shard.id for shard in self.refresh().shards], dry_run=dry_run, min_age=seconds or 0.0
@@ -747,9 +749,12 @@ class Table:
             refresh_pin(self._every_shard()[name].log, id, expires)
 
     def drop_checkpoint(self, id: str) -> None:
-        """Drop a checkpoint, by its id or name. What only it held is garbage then."""
+        """Drop a checkpoint, by its id or name. What only it held is garbage then.
+
+        The pin of a clone goes with the clone, or when it is detached; it can be dropped only if there is no such table any more.
+        """
         self.refresh()
-        dropped = [unpin(shard.log, id) for shard in self._every_shard().values()]
+        dropped = [self._drop_orphan(shard, id) or unpin(shard.log, id) for shard in self._every_shard().values()]
         if not any(dropped):
             raise NotFoundError(f"{self.uri} has no checkpoint {id!r}", hint="see table.checkpoints()")
 
@@ -765,6 +770,13 @@ class Table:
         if isinstance(max_memory, bool) or not isinstance(max_memory, int) or max_memory < 1:
             raise InvalidInputError(f"max_memory is {max_memory!r}", hint="bytes, a whole number")
         detach_table(self._watch, self._places, max_memory)
+
+    def _drop_orphan(self, shard: Shard, id: str) -> bool:
+        record = shard.log.manifests.load().checkpoints.get(id)
+        if record is None or not is_orphan(self._places, id, record):
+            return False
+        drop_record(shard.log, id)
+        return True
 
     def split_shard(self, id: str, column: str | None = None) -> tuple[str, ...]:
         """Split a shard in two, each with half of its part of the space of hashes, while it is written and read.

@@ -816,3 +816,28 @@ def test_a_table_whose_shard_is_being_split_is_cloned_as_it_is(source: Source, s
     for twin in made:
         assert values(twin) == source.rows
     assert [known.clone for known in source.table.checkpoints() if known.name is None] == [twin.uri for twin in made]
+
+
+def test_the_pin_of_a_clone_that_was_deleted_by_hand_can_be_dropped(source: Source) -> None:
+    twin = hg.clone(source.uri, fresh(), checkpoint="then")
+    (pin,) = [known.id for known in source.table.checkpoints() if known.clone]
+    with pytest.raises(hg.InvalidInputError):
+        source.table.drop_checkpoint(pin)
+    delete(twin.uri, "")
+    source.table.drop_checkpoint(pin)
+    assert [known.name for known in source.table.checkpoints()] == ["then"]
+
+
+def test_a_table_that_is_only_a_log_is_cloned_with_all_of_it() -> None:
+    table = hg.create_table(fresh("source"), SCHEMA)
+    config = hg.ShardWriterConfig(enable_memtable=False)
+    for number in range(3):
+        with table.writer(config) as writer:
+            put(writer, {number: "x"})
+    table.trim(1)
+    twin = hg.clone(table.uri, fresh())
+    logged = [row["id"] for entry in twin.shards[0].tail(follow=False) for batch in entry.batches for row in batch.to_pylist()]
+    assert logged == [1, 2]
+    with twin.writer(config) as writer:
+        put(writer, {9: "y"})
+    assert twin.verify(deep=True).ok

@@ -246,6 +246,10 @@ def test_k14_a_splitter_that_dies_after_each_step_leaves_no_shard_stuck(
     # And once more, to the end: what the dead one left behind is in nobody's way.
     first = shards(again(table))[0]
     again(table).split_shard(first)
+    again(table).gc(dry_run=False, min_age=0, sweep=True)
+    folders = {info.key.split("/")[1] for info in table._places.table_store().list("shards/")}
+    known = again(table)._manifest
+    assert folders == {f"{name}-{known.table_id}" for name in (*known.shards, *known.retired)}, "what the dead one left is swept"
     whole(again(table), expected)
     for _ in range(3):
         again(table).compact()

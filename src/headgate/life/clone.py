@@ -43,7 +43,7 @@ from headgate.errors import (
 from headgate.failpoint import failpoint
 from headgate.life.create import load_if_there, opened
 from headgate.manifest import ChainPoint, ManifestChain, ShardManifest, TableManifest
-from headgate.manifest.model import CheckpointRecord, ParentRecord, RunRecord, ShardingRule, ShardRange, WalState
+from headgate.manifest.model import IN_TABLE, CheckpointRecord, ParentRecord, RunRecord, ShardingRule, ShardRange, WalState
 from headgate.retired import published
 from headgate.shard import Places
 from headgate.sharding import first_shards
@@ -462,6 +462,14 @@ def held_manifests(log: ShardLog) -> dict[str, ShardManifest]:
 def drop_pin(log: ShardLog, clone_table_id: str) -> None:
     """The clone needs nothing of this shard any more. Can be repeated."""
     drop_record(log, pin_id(clone_table_id))
+
+
+def is_orphan(places: Places, id: str, record: CheckpointRecord) -> bool:
+    """Is a pin that of a clone which is not there any more? Then nobody will ever drop it but by hand."""
+    if record.clone is None or record.clone.startswith(IN_TABLE):
+        return False
+    found = load_if_there(Places(places.table.beside(record.clone), None, places.clock).table_manifests())
+    return found is None or found.state == "dropped" or pin_id(found.table_id) != id
 
 
 def drop_record(log: ShardLog, id: str) -> None:

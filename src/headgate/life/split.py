@@ -41,6 +41,7 @@ from headgate.writer import ShardWriter
 
 LEASE_SECONDS = 120.0
 """How long a split may stand still before anybody may take it back."""
+_PARTS = 2
 _LOADS_WAIT_SECONDS = 0.05
 _LOADS_WAITS_MAX = 100
 _CONSUMERS_TRIES_MAX = 64
@@ -63,14 +64,16 @@ def split_shard(watch: SchemaWatch, places: Places, shard: str, column: str | No
 
     # 1. Claim.
     split_id = places.clock.token()
-    writer = _claimed(watch, places, log, lambda m: _begun(log, m, split_id, ranges))
+    writer: ShardWriter | None = None
     try:
+        writer = _claimed(watch, places, log, lambda m: _begun(log, m, split_id, ranges))
+        epoch = writer.epoch
         failpoint("split.claimed")
         # 2. Flush. Nobody else can put, and we do not.
         writer.flush()
         failpoint("split.flushed")
         # 3. Pin, and see that it is still ours; the lease begins anew.
-        state = log.manifests.commit(lambda m: _pinned(log, m, split_id, writer.epoch))
+        state = log.manifests.commit(lambda m: _pinned(log, m, split_id, epoch))
         assert state.split is not None, "it is ours"
         failpoint("split.pinned")
         # 4. The parts.
@@ -78,13 +81,14 @@ def split_shard(watch: SchemaWatch, places: Places, shard: str, column: str | No
             _make(places, state, child)
             failpoint("split.child")
         # 5. The moment of the split.
-        retired = _retire(places, log, state, split_id, writer.epoch)
+        retired = _retire(places, log, state, split_id, epoch)
         failpoint("split.retired")
     except BaseException:
         _give_up(log, split_id)
         raise
     finally:
-        writer.abort()
+        if writer is not None:
+            writer.abort()
     # 6. Anybody may tell the table.
     publish(watch, retired)
     failpoint("split.published")
@@ -126,7 +130,8 @@ def _claimed(watch: SchemaWatch, places: Places, log: ShardLog, split: Callable[
 def _begun(log: ShardLog, manifest: ShardManifest, split_id: str, ranges: tuple[HashRange, ...]) -> SplitRecord:
     if manifest.announced:
         raise CommitConflictError(f"shard {log.shard} has loads that are being brought in", hint="split it when they are done")
-    first = len(ranges) * manifest.splits_begun
+    assert len(ranges) == _PARTS, "names are counted so"
+    first = _PARTS * manifest.splits_begun
     children = tuple(ChildShard(shard=f"{log.shard}-{first + number}", range=part) for number, part in enumerate(ranges))
     return SplitRecord(id=split_id, children=children, expires_at=log.clock.now() + LEASE_SECONDS)
 
@@ -247,6 +252,22 @@ def let_parts_go(places: Places, manifest: TableManifest) -> None:
             own = f"shards/{part.shard}-{manifest.table_id}/"
             if all(piece.path.startswith(own) or piece.uri is not None for s in states for run in s.runs for piece in run.slices):
                 drop_record(log, id)
+
+
+def sweep_parts(places: Places, manifest: TableManifest) -> int:
+    """Delete the first manifests of parts that never came to be: their splitters died, or gave up. How many there were."""
+    store, swept = places.table_store(), 0
+    for name in (*manifest.shards, *manifest.retired):
+        state = places.open_log(name, manifest.table_id).manifests.load()
+        live = {child.shard for child in state.split.children} if state.split is not None else set[str]()
+        for number in range(_PARTS * state.splits_begun):
+            part = f"{name}-{number}"
+            if part not in live:
+                keys = [info.key for info in store.list(f"shards/{part}-{manifest.table_id}/")]
+                store.delete(keys)
+                store.prune(f"shards/{part}-{manifest.table_id}/")
+                swept += len(keys)
+    return swept
 
 
 def _is_spent(holder: str, state: ShardManifest) -> bool:
