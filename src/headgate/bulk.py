@@ -151,8 +151,7 @@ class BulkLoad:
 
     def _fresh_folder(self, shard: str) -> str:
         """A name for every run: what one try left behind is never taken for another's (C09)."""
-        attempt = self.attempt if shard in self.shards else self._rooms.registered[self.attempt, shard][0]
-        return f"shards/{shard}-{self.table_id}/runs/{attempt}-{self.places.clock.token()}"
+        return f"shards/{shard}-{self.table_id}/runs/{self.ensure_registered(shard)}-{self.places.clock.token()}"
 
     # -- ends
 
@@ -258,13 +257,17 @@ class BulkLoad:
 
         self._each(one)
 
-    def ensure_registered(self, shard: str) -> None:
-        """Before the first file in a shard. What this process has seen registered is not looked up again for a while."""
+    def ensure_registered(self, shard: str) -> str:
+        """Before the first file in a shard: the id to write under. What this process has seen registered is believed for a while."""
+        if shard in self.shards:
+            return self.attempt
         known, now = self._rooms.registered, self.places.clock.monotonic()
-        if shard not in self.shards and known.get((self.attempt, shard), ("", now))[1] <= now:
+        id, until = known.get((self.attempt, shard), ("", now))
+        if until <= now:
             owner = "streams" if self.often else attempt_owner(self.app)
             id = join_attempt(self._rooms.log(shard), self.attempt, owner, self.lease_seconds)
             known[self.attempt, shard] = id, now + _REGISTERED_SECONDS
+        return id
 
     def _each(self, act: Callable[[str], None]) -> None:
         list(map_ordered(self.places.clock, act, list(self._rooms.watch().manifest.shards), parallel=_SHARDS_AT_ONCE))
