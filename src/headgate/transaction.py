@@ -37,7 +37,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from headgate.clock import Clock, map_ordered
-from headgate.errors import CommitConflictError, HeadgateError, ObjectMissingError, TransactionConflictError
+from headgate.errors import CommitConflictError, HeadgateError, ObjectMissingError, OutcomeUnknownError, TransactionConflictError
 from headgate.failpoint import failpoint
 from headgate.load import announce, place, withdraw
 from headgate.manifest.document import decode_document, encode_document
@@ -130,7 +130,15 @@ class Transactions:
         failpoint("transaction.decided")
         if occupant is None:
             # 3. It happens.
-            self.carry_out(mine)
+            try:
+                self.carry_out(mine)
+            except TransactionConflictError as error:
+                if not app.startswith(ONCE):
+                    raise
+                raise OutcomeUnknownError(
+                    f"whether {attempt} came in is unknown: {error.message}",
+                    hint="it stopped for longer than is remembered of such loads: look at the rows before you load them again",
+                ) from error
             return True
         found = decode_document(occupant, Intent, name)
         if found.state == "aborted":
@@ -173,9 +181,15 @@ class Transactions:
         occupant = create_exactly(self.store, load.transaction, encode_document(abort), self.clock, self.policy)
         found = abort if occupant is None else decode_document(occupant, Intent, load.transaction)
         failpoint("transaction.resolved")
+        is_over = found.loads.get(log.shard) != id
         if found.state == "committed":
-            self.carry_out(found)
-        if found.loads.get(log.shard) != id:
+            try:
+                self.carry_out(found)
+            except TransactionConflictError:
+                if not load.app.startswith(ONCE):
+                    raise
+                is_over = True  # carried out, collected and forgotten while we looked; or aborted and collected before it was decided
+        if is_over:
             withdraw(log, id)
 
     # -- looking
