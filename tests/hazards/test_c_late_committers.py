@@ -170,3 +170,21 @@ def test_a_column_that_is_widened_between_two_tasks_of_a_load_makes_no_run_of_tw
     load.commit([before, *after])
     assert [len(run.slices) for run in table.shard("0000").log.manifests.load().runs] == [1, 2]
     assert table.lookup([2, 4]).to_pylist() == [{"id": 2, "n": 2}, {"id": 4, "n": 1 << 40}]
+
+
+def test_a_drop_that_another_has_finished_takes_nothing_of_the_table_that_was_made_since(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    hg.create_table(uri, SCHEMA).load(rows(1), app="app", version=1)
+    stalled = iter([True])
+
+    def hook(name: str) -> None:
+        if name == "drop.log" and next(stalled, False):
+            hg.drop_table(uri, uri)
+            table = hg.create_table(uri, SCHEMA, key="id")
+            table.load(pa.table({"id": [2, None], "v": ["a", "b"]}), app="app", version=1, on_bad_rows="quarantine")
+
+    with hooked(hook):
+        hg.drop_table(uri, uri)
+    assert list((tmp_path / "t" / "txn").rglob("*.json")), "the decision of its load"
+    assert any(path.is_file() for path in (tmp_path / "t" / "quarantine").rglob("*")), "its bad rows"
+    assert hg.open_table(uri).scan(["id"]).to_arrow()["id"].to_pylist() == [2]

@@ -88,6 +88,10 @@ def drop(places: Places) -> DropReport:
     for log in logs:
         store.prune(f"shards/{log.shard}-{table_id}/runs/")
     for prefix in ("txn/", "quarantine/"):
+        # These have no table's id in their names: if another has finished this drop, they are of the table that was made since.
+        now = chain.load()
+        if now.table_id != table_id or now.state != "dropping":
+            break
         count, size = _deleted(store, store.list(prefix), count, size)
         store.prune(prefix)
     failpoint("drop.deleted")
@@ -99,8 +103,9 @@ def drop(places: Places) -> DropReport:
 
     # 6. Done.
     last = chain.commit(lambda m: m.but(state="dropped", parent=None) if m.table_id == table_id and m.state == "dropping" else None)
-    older = (info for info in store.list("table/") if info.key < chain.key(last.version))
-    count, size = _deleted(store, older, count, size)
+    if last.table_id == table_id:
+        older = (info for info in store.list("table/") if info.key < chain.key(last.version))
+        count, size = _deleted(store, older, count, size)
     return DropReport(count, size)
 
 
