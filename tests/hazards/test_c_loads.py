@@ -554,6 +554,25 @@ def test_g07_an_aborted_try_that_was_collected_can_not_be_carried_out_by_whoever
     assert bench.state() == {1: "next"}
 
 
+def test_g07_a_load_without_a_name_that_sleeps_until_it_is_forgotten_says_that_it_does_not_know(bench: Any) -> None:
+    """Others carry it out, collect its intent, and days later its mark. Told that it failed, somebody would load it again."""
+    clock = Jumping()
+    patient = later(bench.table, clock)
+    load = bench.table.bulk_load()
+    files = load.write(batch_of({1: "load"}))
+
+    def sleep(name: str) -> None:
+        if name == "transaction.decided":
+            for _ in range(4):
+                clock.ahead += 100_000.0
+                patient.gc(dry_run=False, min_age=0)
+
+    with failing(sleep), pytest.raises(hg.OutcomeUnknownError):
+        load.commit([files])
+    assert bench.manifest.transactions == {}
+    assert bench.state() == {1: "load"}
+
+
 def test_g07_a_withdrawn_load_is_not_placed(bench: Any) -> None:
     load = bench.table.bulk_load("app", 1)
     files = load.write(batch_of({1: "load"}))
