@@ -360,6 +360,7 @@ def test_files_of_another_batch_are_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_p04_a_driver_that_is_killed_again_and_again_brings_in_every_row_once(spark_environment: dict[str, str], tmp_path: Path) -> None:
     """The short form; ``python tests/spark/torture_sink.py`` is the long one."""
     from torture_sink import torture
