@@ -25,7 +25,7 @@ anyone. The mark of the transaction, the runs and the place are one commit.
 from __future__ import annotations
 
 from headgate.attempt import check_registered, is_named, written_under
-from headgate.errors import BackpressureTimeoutError, CommitConflictError, TransactionConflictError
+from headgate.errors import BackpressureTimeoutError, CommitConflictError, NotFoundError, TransactionConflictError
 from headgate.failpoint import failpoint
 from headgate.manifest.model import AnnouncedLoad, PlacedLoad, ShardManifest, TransactionMark
 from headgate.meters import LOAD_ROWS, LOADS
@@ -138,6 +138,8 @@ def _has(manifest: ShardManifest, app: str, version: int) -> bool:
 
 
 def _check_announced(log: ShardLog, manifest: ShardManifest, id: str) -> None:
+    if manifest.state == "dropped":
+        raise NotFoundError(f"shard {log.shard} was dropped", hint="its table was; nothing was brought in")
     if id not in manifest.announced:
         raise TransactionConflictError(
             f"shard {log.shard}: load {id} was withdrawn", hint="its lease was over, or another attempt took its place; load again"

@@ -91,7 +91,7 @@ class Transactions:
         manifests = self._latest(shards)
         if self._is_done(manifests, app, version, query):
             return False
-        name = self._free_name(app, version)
+        name = self._free_name(app, version, manifests[0].table_id if manifests else None)
         loads = {shard: self.clock.token() for shard in shards}
 
         # 1. Announce everywhere: the files are held, and every shard would take it.
@@ -125,7 +125,8 @@ class Transactions:
                     self.decide(self.log_of(manifest.shard), id, other)
 
         # 2. The intent decides. Whatever the reply, what stands under the name counts.
-        mine = Intent(id=self.clock.token(), app=app, version=version, query=query, state="committed", loads=loads)
+        table_id = manifests[0].table_id if manifests else None
+        mine = Intent(id=self.clock.token(), app=app, version=version, query=query, state="committed", table_id=table_id, loads=loads)
         occupant = create_exactly(self.store, name, encode_document(mine), self.clock, self.policy)
         failpoint("transaction.decided")
         if occupant is None:
@@ -140,7 +141,7 @@ class Transactions:
                     hint="it stopped for longer than is remembered of such loads: look at the rows before you load them again",
                 ) from error
             return True
-        found = decode_document(occupant, Intent, name)
+        found = _seen(decode_document(occupant, Intent, name), table_id)
         if found.state == "aborted":
             self._take_back(loads)
             raise TransactionConflictError(
@@ -177,9 +178,11 @@ class Transactions:
 
     def decide(self, log: ShardLog, id: str, load: AnnouncedLoad) -> None:
         """Find out what is to become of an announced load, or see that nothing does; then do it."""
-        abort = Intent(id=self.clock.token(), app=load.app, version=load.version, query=load.query, state="aborted")
+        abort = Intent(
+            id=self.clock.token(), app=load.app, version=load.version, query=load.query, state="aborted", table_id=log.table_id
+        )
         occupant = create_exactly(self.store, load.transaction, encode_document(abort), self.clock, self.policy)
-        found = abort if occupant is None else decode_document(occupant, Intent, load.transaction)
+        found = abort if occupant is None else _seen(decode_document(occupant, Intent, load.transaction), log.table_id)
         failpoint("transaction.resolved")
         is_over = found.loads.get(log.shard) != id
         if found.state == "committed":
@@ -202,7 +205,11 @@ class Transactions:
         known = [mark for mark in marks if mark is not None]
         last = max((mark.version for mark in known), default=None)
         queries = {mark.query for mark in known}
-        for intent in self._left_over(app, min((mark.version if mark is not None else -1 for mark in marks), default=-1), version):
+        table_id = manifests[0].table_id if manifests else None
+        for found in self._left_over(app, min((mark.version if mark is not None else -1 for mark in marks), default=-1), version):
+            intent = _seen(found, table_id)
+            if intent.state == "aborted":
+                continue
             self.carry_out(intent)
             last = max(intent.version, -1 if last is None else last)
             queries.add(intent.query)
@@ -219,12 +226,12 @@ class Transactions:
         found = [self.read(info.key) for info in self.store.list(_folder(app), start_after=f"{_folder(app)}{max(above, -1) + 1:020d}")]
         return [intent for intent in found if intent is not None and intent.state == "committed" and above < intent.version <= through]
 
-    def _free_name(self, app: str, version: int) -> str:
+    def _free_name(self, app: str, version: int, table_id: str | None) -> str:
         """Of the first try that was not aborted."""
         for number in range(_TRIES_MAX):
             name = f"{_folder(app)}{version:020d}.{number:04d}.json"
             intent = self.read(name)
-            if intent is None or intent.state != "aborted":
+            if intent is None or _seen(intent, table_id).state != "aborted":
                 return name
         raise TransactionConflictError(f"version {version} of {app!r} was aborted {_TRIES_MAX} times", hint="load faster, or less at once")
 
@@ -253,6 +260,14 @@ class Transactions:
 def attempt_owner(app: str) -> str:
     """Whose attempts its files are written under."""
     return f"load of {app}"
+
+
+def _seen(intent: Intent, table_id: str | None) -> Intent:
+    """An intent as a table sees it. One of a table that was dropped here, by somebody who was late, decides nothing about this one:
+
+    t0 A announces · t1 the table is dropped, and another made in its place · t2 A creates its intent, among those of the new table
+    """
+    return intent if intent.table_id in (None, table_id) else intent.but(state="aborted", loads={})
 
 
 def _check_query(app: str, query: str | None, others: set[str | None]) -> None:

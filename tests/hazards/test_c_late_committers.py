@@ -188,3 +188,30 @@ def test_a_drop_that_another_has_finished_takes_nothing_of_the_table_that_was_ma
     assert list((tmp_path / "t" / "txn").rglob("*.json")), "the decision of its load"
     assert any(path.is_file() for path in (tmp_path / "t" / "quarantine").rglob("*")), "its bad rows"
     assert hg.open_table(uri).scan(["id"]).to_arrow()["id"].to_pylist() == [2]
+
+
+@pytest.mark.parametrize("step", ["transaction.announced", "transaction.decided"])
+def test_f12_a_load_that_stalls_over_drop_and_create_is_told_so_and_decides_nothing_about_the_new_table(tmp_path: Path, step: str) -> None:
+    uri = str(tmp_path / "t")
+    old = hg.create_table(uri, SCHEMA)
+    stalled = iter([True])
+
+    def hook(name: str) -> None:
+        if name == step and next(stalled, False):
+            hg.drop_table(uri, uri)
+            hg.create_table(uri, SCHEMA)
+
+    with hooked(hook), pytest.raises(hg.NotFoundError):
+        old.load(rows(1), app="app", version=1)
+    table = hg.open_table(uri)
+    assert table.load(rows(2), app="app", version=1).committed
+    assert not table.load(rows(2), app="app", version=1).committed
+    table.gc(dry_run=False, min_age=0)
+    assert table.scan(["id"]).to_arrow()["id"].to_pylist() == [2]
+    assert not list((tmp_path / "t" / "txn").rglob("*.json"))
+
+
+def test_a_load_of_nothing_into_a_table_without_shards_is_there_once(tmp_path: Path) -> None:
+    table = hg.create_table(tmp_path / "t", BY_VALUE, sharding=hg.identity("kind"))
+    assert table.load(of_kind(), app="app", version=1).committed
+    assert not table.load(of_kind(), app="app", version=1).committed

@@ -225,6 +225,7 @@ def collect_intents(
             for shard in (intent.loads if intent.state == "committed" else marks)
         )
         is_over = intent.app.startswith(ONCE) and attempt_owner(intent.app) not in owners
+        is_over |= intent.table_id is not None and all(intent.table_id != manifest.table_id for manifest in manifests)
         if info.key in waited_for or not (is_done or is_over):
             apps_open.add(intent.app)
             held["a transaction"] += 1

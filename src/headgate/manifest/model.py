@@ -571,5 +571,7 @@ class Intent(Record):
     version: int
     query: str | None = None
     state: Literal["committed", "aborted"]
+    table_id: str | None = None
+    """Of which table; one may have been dropped here, and another made."""
     loads: dict[str, str] = {}
     """Shard -> id of its load."""
