@@ -158,7 +158,7 @@ def version_that_was_decided_is_loaded_again() -> AbstractContextManager[object]
     """What another attempt left half done is not looked for, and its name is not the one that is tried next."""
     return together(
         changed(Transactions._left_over, ("return [intent for intent in found", "return [intent for intent in found[:0]")),
-        changed(Transactions._free_name, ('if intent is None or intent.state != "aborted":', "if intent is None:")),
+        changed(Transactions._free_name, ('.state != "aborted"', '.state == "nothing"')),
     )
 
 
