@@ -231,8 +231,10 @@ class Generations:
         """Too many generations that nobody compacts, although it would pay, make puts wait: reads would merge ever more (C05)."""
         pending = sum(_GENERATION.match(run.id) is not None for run in manifest.runs)
         too_many = pending > self._config.max_pending_generations
+        # Loads past the cursor are no generations: a stream of them must not keep puts waiting.
+        closed = [run for run in manifest.runs if run.end <= manifest.cursor.position]
         with self.lock:
-            before, self._stalled = self._stalled, too_many and pick(manifest.runs, manifest.cursor.position, full=False) is not None
+            before, self._stalled = self._stalled, too_many and pick(closed, manifest.cursor.position, full=False) is not None
             if self._stalled and not before:
                 logger.warning("shard %s: puts wait, %d generations are to be compacted", self._log.shard, pending)
             if self._stalled != before:
