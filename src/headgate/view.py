@@ -32,6 +32,7 @@ from headgate.errors import (
     ShardSplitError,
     SnapshotExpiredError,
 )
+from headgate.failpoint import failpoint
 from headgate.manifest.model import ChainPoint, CheckpointRecord, RunRecord, ShardManifest
 from headgate.memtable import Fresh, MemTable
 from headgate.run import OpenRun, run_in_memory
@@ -335,6 +336,7 @@ class ShardReader:
                 if entry is not None:
                     tail.pass_over(entry)
                     continue
+                failpoint("view.tail")
                 manifest = log.manifests.load()
                 if not tail.fits(manifest) or manifest.contradicts(tail.seals):
                     return False, manifest
