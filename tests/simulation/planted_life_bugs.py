@@ -126,11 +126,6 @@ def memtable_is_not_cut_at_a_load() -> AbstractContextManager[object]:
 
 
 @bug
-def memtable_that_was_cut_and_flushed_in_part_is_taken_whole() -> AbstractContextManager[object]:
-    return changed(ShardWriter.view, ("(cursor, *places)", "places"))
-
-
-@bug
 def tail_is_not_cut_at_a_load() -> AbstractContextManager[object]:
     from headgate.view import _Tail
 

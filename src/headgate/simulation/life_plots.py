@@ -31,6 +31,7 @@ Start = Callable[[], None]
 _STOPS = {
     **STOPS,
     "writer": [*STOPS["writer"], "checkpoint.flushed"],
+    "reader": [*STOPS["reader"], "view.tail"],
     "loader": [
         "transaction.announced", "transaction.decided", "transaction.placed", "transaction.resolved", "load.tip", "commit.loaded",
         "commit.created", "store.create.txn", "store.create.shards", "store.get.txn",
@@ -61,7 +62,7 @@ LIFE_PLOTS: dict[str, Plot] = {
     "follower_looks_away": Plot("follower", "store.list.wal"),
     "load_under_a_follower": Plot("follower", "commit.loaded"),
     "taken_away_from_a_reader": Plot("reader", "store.get.shards"),
-    "load_under_a_reader": Plot("reader", "store.list.shards"),
+    "load_under_a_reader": Plot("reader", "view.tail"),
     "load_under_a_checkpoint": Plot("keeper", "commit.loaded"),
     "load_under_a_checkpoint_of_all": Plot("writer", "checkpoint.flushed"),
     "acknowledged_late": Plot("writer", "pipeline.persisted"),
@@ -73,6 +74,9 @@ def cast_life(world: World, stage: LifeStage, plot: Plot | None, rng: random.Ran
     parts: list[tuple[Process, Start]] = []
     stopped = False
     stage.pins_often = plot is not None and plot.stop == "checkpoint.flushed"
+    if plot is not None and plot.stop == "pipeline.persisted":
+        for table in stage.shards.values():
+            table.beside_chance, table.beside_max = 1.0, 15
 
     def add(kind: str, name: str, make: Callable[[Process], Start]) -> Process:
         nonlocal stopped

@@ -11,7 +11,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +23,7 @@ from headgate.failpoint import hooked
 from headgate.life import gc
 from headgate.manifest import chain
 from headgate.manifest.document import Model, decode_document
+from headgate.manifest.model import RunRecord
 from headgate.simulation.actors import (
     Client,
     Ledger,
@@ -156,7 +157,7 @@ def _run_life_schedule(
     shards = 1 if rng.random() < 0.35 else 2
     stage = LifeStage(world, shards, keyed=rng.random() < 0.8, filters=rng.random() < 0.1, salt=rng.getrandbits(32))
     problems: list[str] = []
-    with hooked(world.at_failpoint), hushed(), _soon_a_barrier(rng), _short_leases(rng, plot), _read_once():
+    with hooked(world.at_failpoint), hushed(), _soon_a_barrier(rng), _short_leases(rng, plot), _any_runs(rng), _read_once():
         try:
             play_life(world, stage, plot, rng, small)
         except SimulationStuck as error:
@@ -188,6 +189,22 @@ def _short_leases(rng: random.Random, plot: Plot | None) -> Iterator[None]:
 def _soon_a_barrier(rng: random.Random) -> Iterator[None]:
     """Simulated writers are slow; the barrier against fast ones must come early to be met at all."""
     with patch.object(fence, "_RACES_BEFORE_BARRIER", rng.choice([1, 1, 2, 4])), patch.object(fence, "_BARRIER_AHEAD", (2, 8)):
+        yield
+
+
+@contextmanager
+def _any_runs(rng: random.Random) -> Iterator[None]:
+    """Tables are small, so all runs would be merged every time; some of them is allowed as well."""
+    original = compact.pick
+
+    def some(runs: Sequence[RunRecord], cursor: int, *, full: bool, detach: bool = False) -> tuple[int, int] | None:
+        found = original(runs, cursor, full=full, detach=detach)
+        if found is None or full or detach or found[1] - found[0] < 2 or rng.random() < 0.5:
+            return found
+        first = rng.randrange(found[0], found[1] - 1)
+        return first, rng.randint(first + 2, found[1])
+
+    with patch.object(compact, "pick", some):
         yield
 
 

@@ -146,6 +146,8 @@ class TableStage(Stage):
         """A producer's puts follow from their numbers and this, so that a retry says the same again."""
         self.config: Callable[[random.Random, bool], ShardWriterConfig] = random_config
         self.puts_max, self.flush_chance = 5, 0.2
+        self.beside_chance, self.beside_max = 0.4, 4
+        """How often a thread reads beside the puts, and how many times at most."""
         self.between: Callable[[Process, ShardWriter, random.Random], None] | None = None
         """What a writer with a MemTable does now and then, between two puts."""
 
@@ -233,7 +235,7 @@ def table_writer_process(stage: TableStage, process: Process, client: Client, rn
                 continue
             life = Life(f"{process.name}.{number}", writer.wal_stats().next_wal_entry_position)
             stage.world.note(process.name, f"opened epoch {writer.epoch} at {life.first_position}")
-            if memtable and rng.random() < 0.4:
+            if memtable and rng.random() < stage.beside_chance:
                 clock.spawn(lambda: _read_beside(stage, process, writer, life, rng), name=f"{process.name}-reads")  # noqa: B023
             _live(stage, process, writer, life, client, rng, memtable=memtable)
 
@@ -339,7 +341,7 @@ def read_own(stage: TableStage, process: Process, writer: ShardWriter, life: Lif
 
 def _read_beside(stage: TableStage, process: Process, writer: ShardWriter, life: Life, rng: random.Random) -> None:
     """A thread that reads while others write."""
-    for _ in range(rng.randint(1, 4)):
+    for _ in range(rng.randint(1, stage.beside_max)):
         try:
             read_own(stage, process, writer, life, rng)
         except ClosedError:
