@@ -61,7 +61,7 @@ STREAM_OPTIONS: dict[str, Parse] = {**_SHARED, "autoCompact": truth, "checkpoint
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 _RUNS_BETWEEN = 16
 """So many runs come together in a shard before a stream merges them."""
-_COLLECT_EVERY = 4
+_COLLECT_EVERY = 2
 """Every so many times that a stream merges, it collects, too."""
 _COMFORT_SECONDS = 60.0
 """For readers that hold nothing: what a stream has made garbage of stays so long."""
