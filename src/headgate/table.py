@@ -665,9 +665,7 @@ class Table:
         latest = partial(self._watch.latest, force=True)
         return plan_compaction(self.shard(shard), latest, max_memory=max_memory, full=full, range_rows=range_rows)
 
-    def gc(
-        self, dry_run: bool = True, min_age: Duration = 3600.0, *, sweep: bool = False, run: RunOnShards | None = None
-    ) -> GcReport:
+    def gc(self, dry_run: bool = True, min_age: Duration = 3600.0, *, sweep: bool = False, run: RunOnShards | None = None) -> GcReport:
         """Delete what nothing needs any more: log entries, replaced runs, files of attempts that died, old manifests.
 
         Safe at any moment, beside anything, however often it is interrupted, also with ``min_age=0``.
@@ -700,7 +698,7 @@ class Table:
         return collect_shard(self._shard_once(shard).log, store, dry_run=dry_run, min_age=min_age, sweep=sweep, apps_over=apps_over)
 
     def checkpoint(self, name: str | None = None, scope: Literal["durable"] = "durable", ttl: Duration | None = None) -> Checkpoint:
-        """Pin what is durable now, in every shard; read it with ``at=``. Each shard is pinned at its own moment.
+        """Pin what is durable now, in every shard; read it with ``at=``. Each shard is pinned at its own moment; a load is in all or none.
 
         Args:
             scope: "durable". A checkpoint that needs nothing of the log is taken by the writer: ``writer.checkpoint(scope="all")``.
@@ -720,8 +718,12 @@ class Table:
             expires = None if seconds is None else now + seconds
             shards = self.shards
             try:
-                for shard in shards:
-                    pin(shard.log, id, name=name, created_at=now, expires_at=expires, shards=[shard.id for shard in shards])
+                names = [shard.id for shard in shards]
+                pinned = [pin(shard.log, id, name=name, created_at=now, expires_at=expires, shards=names) for shard in shards]
+                if self._transactions().finish_those_between(pinned):  # a load was in some shards only
+                    for shard in shards:
+                        unpin(shard.log, id)
+                    continue
             except ShardSplitError as split:  # what was pinned is of a table that is no more: once more, of its parts
                 for shard in shards:
                     unpin(shard.log, id)

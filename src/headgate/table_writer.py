@@ -62,6 +62,7 @@ from headgate.schema import RowRules, one_batch
 from headgate.shard import Places, Shard, remember_wal_store
 from headgate.sharding import Part, ranges_of, split_rows
 from headgate.table_ack import TableAck, failure
+from headgate.transaction import Transactions
 from headgate.view import find_checkpoint
 from headgate.wal.ack import Ack
 from headgate.wal.entry import Op
@@ -487,13 +488,19 @@ class TableWriter:
             id, now = self._clock.token(), self._clock.now()
             before = self._writers
             failures = self._tried(lambda writer: writer.check_fenced()) or self._pinned(id, name, scope, ttl)
-            if not failures and self._writers is before:
+            if not failures and self._writers is before and not self._is_half_loaded(id):
                 return Checkpoint(id, name, now, None if seconds is None else now + seconds)
             for writer in {**before, **self._writers}.values():
                 unpin(Shard.of(writer.shard, self._places, self._watch).log, id)
             if failures and not self._recover_all(failures):
                 raise _told("checkpoint", failures)
         raise CommitConflictError("the table is split faster than it can be pinned", hint="try again")
+
+    def _is_half_loaded(self, id: str) -> bool:
+        """Does the checkpoint have a load in some shards only? Then the load is carried out, and the checkpoint taken again."""
+        logs = {name: Shard.of(name, self._places, self._watch).log for name in self._writers}
+        versions = [log.manifests.at(log.manifests.load().checkpoints[id].version) for log in logs.values()]
+        return Transactions(self._places.table_store(), self._clock, logs.__getitem__).finish_those_between(versions)
 
     def _pinned(self, id: str, name: str | None, scope: Literal["all", "durable"], ttl: Duration | None) -> dict[str, HeadgateError]:
         shards = list(self._writers)

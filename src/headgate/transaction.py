@@ -176,11 +176,20 @@ class Transactions:
                 self.decide(log, id, load)
         return not waiting
 
+    def finish_those_between(self, manifests: Sequence[ShardManifest]) -> bool:
+        """Do these versions, one of each shard, have some transaction in one shard and not in another? Then it is carried out.
+
+        Every shard announces before it is decided, so a shard that has not placed it yet shows that it is on its way.
+        """
+        on_their_way = {load.transaction for manifest in manifests for load in manifest.announced.values()}
+        intents = [intent for name in sorted(on_their_way) if (intent := self.read(name)) is not None and intent.state == "committed"]
+        for intent in intents:
+            self.carry_out(intent)
+        return bool(intents)
+
     def decide(self, log: ShardLog, id: str, load: AnnouncedLoad) -> None:
         """Find out what is to become of an announced load, or see that nothing does; then do it."""
-        abort = Intent(
-            id=self.clock.token(), app=load.app, version=load.version, query=load.query, state="aborted", table_id=log.table_id
-        )
+        abort = Intent(id=self.clock.token(), app=load.app, version=load.version, query=load.query, state="aborted", table_id=log.table_id)
         occupant = create_exactly(self.store, load.transaction, encode_document(abort), self.clock, self.policy)
         found = abort if occupant is None else _seen(decode_document(occupant, Intent, load.transaction), log.table_id)
         failpoint("transaction.resolved")
