@@ -23,7 +23,7 @@ import headgate as hg
 import headgate.spark as hgs
 from harness import Measurements, Question, Scale, Target, main
 
-ONE, FOUR_SHARDS, FOUR_TASKS, HERE = "one shard, one task", "four shards", "one shard, four tasks", "one shard, table.compact"
+ONE, FOUR_SHARDS, FOUR_TASKS, HERE = "one shard, one task", "four shards", "one shard, four tasks", "one shard, without Spark"
 _ROWS = 8_000_000
 _NEWER = 0.05
 _PUT_ROWS = 200_000
