@@ -23,7 +23,6 @@ import headgate.load as load
 from headgate.flush import Generations
 from headgate.manifest.model import ShardManifest
 from headgate.transaction import Transactions
-from headgate.view import ShardReader
 from headgate.writer import ShardWriter
 
 Bug = Callable[[], AbstractContextManager[object]]
@@ -116,11 +115,6 @@ def view_has_a_load_and_not_the_entries_before_it() -> AbstractContextManager[ob
 
 
 @bug
-def reader_has_a_load_and_not_the_entries_before_it() -> AbstractContextManager[object]:
-    return changed(ShardReader._read, ("if manifest.last_place() <= tail.end.position:", "if True:"))
-
-
-@bug
 def memtable_is_not_cut_at_a_load() -> AbstractContextManager[object]:
     return changed(ShardWriter.view, ("if any(part.spans(place) for part in fresh for place in (cursor, *places)):", "if False:"))
 
@@ -146,15 +140,6 @@ def intent_is_not_consulted() -> AbstractContextManager[object]:
 def announcement_is_withdrawn_though_it_was_decided() -> AbstractContextManager[object]:
     old = "occupant = create_exactly(self.store, load.transaction, encode_document(abort), self.clock, self.policy)"
     return changed(Transactions.decide, (old, "occupant = None"))
-
-
-@bug
-def version_that_was_decided_is_loaded_again() -> AbstractContextManager[object]:
-    """What another attempt left half done is not looked for, and its name is not the one that is tried next."""
-    return together(
-        changed(Transactions._left_over, ("return [intent for intent in found", "return [intent for intent in found[:0]")),
-        changed(Transactions._free_name, ('.state != "aborted"', '.state == "nothing"')),
-    )
 
 
 @bug

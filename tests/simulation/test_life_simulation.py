@@ -34,10 +34,8 @@ PLOT_OF: dict[str, str] = {
     "load_is_not_announced": "load_is_overtaken",
     "load_is_placed_below_the_cursor": "load_is_overtaken",
     "memtable_is_not_cut_at_a_load": "cut_under_a_view",
-    "reader_has_a_load_and_not_the_entries_before_it": "load_under_a_reader",
     "run_is_dropped_before_the_commit_that_replaces_it": "compaction_is_overtaken",
     "tip_is_read_once_before_the_announcement": "loader_sleeps_before_it_decides",
-    "version_that_was_decided_is_loaded_again": "loader_dies_half_way",
     "view_has_a_load_and_not_the_entries_before_it": "acknowledged_late",
 }
 
