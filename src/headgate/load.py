@@ -81,15 +81,17 @@ def check_new(log: ShardLog, manifest: ShardManifest, load: AnnouncedLoad) -> No
         )
 
 
-def place(log: ShardLog, id: str, app: str, version: int) -> bool:
+def place(log: ShardLog, id: str, app: str, version: int) -> bool | None:
     """Give an announced load its place. False: the shard has its transaction already. Can be repeated.
+
+    None: it has a later one, and nothing is left that tells whether this one came before it, or not at all.
 
     Raises:
         TransactionConflictError: it was withdrawn.
     """
     manifest = log.manifests.load()
     if _has(manifest, app, version):
-        return False
+        return _passed(manifest, app, version)
     _check_announced(log, manifest, id)
     # The tip is read after the announcement: everything acknowledged until then comes before the load.
     tip = find_tip(log)[1].position
@@ -122,7 +124,8 @@ def place(log: ShardLog, id: str, app: str, version: int) -> bool:
         rows = sum(run.rows for load in committed.loads if (load.app, load.version) == (app, version) for run in load.runs)
         LOADS.add(1, log.manifests.place, log.shard)
         LOAD_ROWS.add(rows, log.manifests.place, log.shard)
-    return placed
+        return True
+    return _passed(committed, app, version)
 
 
 def withdraw(log: ShardLog, id: str) -> None:
@@ -135,6 +138,11 @@ def withdraw(log: ShardLog, id: str) -> None:
 def _has(manifest: ShardManifest, app: str, version: int) -> bool:
     mark = manifest.transactions.get(app)
     return mark is not None and mark.version >= version
+
+
+def _passed(manifest: ShardManifest, app: str, version: int) -> bool | None:
+    is_known = manifest.transactions[app].version == version or any((load.app, load.version) == (app, version) for load in manifest.loads)
+    return False if is_known else None
 
 
 def _check_announced(log: ShardLog, manifest: ShardManifest, id: str) -> None:

@@ -132,7 +132,7 @@ class Transactions:
         if occupant is None:
             # 3. It happens.
             try:
-                self.carry_out(mine)
+                placed = self.carry_out(mine)
             except TransactionConflictError as error:
                 if not app.startswith(ONCE):
                     raise
@@ -140,6 +140,12 @@ class Transactions:
                     f"whether {attempt} came in is unknown: {error.message}",
                     hint="it stopped for longer than is remembered of such loads: look at the rows before you load them again",
                 ) from error
+            if any(placed[shard] is None for shard in runs if shard in placed):
+                # Aborted by the later one, most likely, and the abort was collected: its name was free again.
+                raise OutcomeUnknownError(
+                    f"whether version {version} of {app!r} came in is unknown: a later one has overtaken it",
+                    hint="versions of one application come one after the other; look at the rows",
+                )
             return True
         found = _seen(decode_document(occupant, Intent, name), table_id)
         if found.state == "aborted":
@@ -152,14 +158,16 @@ class Transactions:
         _check_query(app, query, {found.query})
         return False
 
-    def carry_out(self, intent: Intent) -> None:
-        """Place what a committed intent names. Can be repeated, by anyone."""
+    def carry_out(self, intent: Intent) -> dict[str, bool | None]:
+        """Place what a committed intent names. Can be repeated, by anyone. For each shard what ``place`` told."""
 
-        def place_one(shard: str) -> None:
-            place(self.log_of(shard), intent.loads[shard], intent.app, intent.version)
+        def place_one(shard: str) -> bool | None:
+            placed = place(self.log_of(shard), intent.loads[shard], intent.app, intent.version)
             failpoint("transaction.placed")
+            return placed
 
-        self._each(place_one, sorted(intent.loads))
+        shards = sorted(intent.loads)
+        return dict(zip(shards, self._each(place_one, shards), strict=True))
 
     def resolve(self, log: ShardLog, manifest: ShardManifest | None = None, *, decided: bool = False) -> bool:
         """Have announcements decided whose lease is over. True: none stands any more.
