@@ -813,6 +813,21 @@ def test_p11_an_earlier_version_that_is_overtaken_comes_whole_before_the_later_o
     assert all(not shard.log.manifests.load().announced for shard in made.table.shards)
 
 
+def test_p11_a_version_that_was_aborted_by_a_later_one_and_forgotten_is_not_told_that_it_came_in() -> None:
+    made, done = shards(), False
+
+    def overtake(name: str) -> None:
+        nonlocal done
+        if name == "transaction.announced" and not done:
+            done = True
+            made.load("later", 2)
+            made.late.gc(dry_run=False, min_age=0)
+
+    with failing(overtake), pytest.raises(hg.OutcomeUnknownError, match="a later one has overtaken it"):
+        made.load("earlier")
+    assert made.values() == {"later"}
+
+
 def test_p11_collection_keeps_the_intent_of_a_transaction_that_a_new_shard_has_not_got_yet(tmp_path: Any) -> None:
     """t0 collection knows two shards · t1 a load makes a third, decides, and dies before it is placed there · t2 it collects."""
     schema = pa.schema([pa.field("tenant", pa.string(), False), pa.field("id", pa.int64(), False), ("value", pa.string())])

@@ -140,8 +140,8 @@ def test_placing_one_attempt_drops_what_others_announced_for_the_same_version_or
         announce(log, "too late", loaded(bench, 2), "a")
     place(log, "mine", "app", 2)
     assert sorted(bench.manifest.announced) == ["later", "other"]
-    for id, version in (("rival", 2), ("older", 1)):
-        assert place(log, id, "app", version) is False
+    assert place(log, "rival", "app", 2) is False
+    assert place(log, "older", "app", 1) is None, "a later one is there; of this one nothing is known"
     assert place(log, "later", "app", 3)
     assert [run.id for run in bench.manifest.runs] == [load.runs[0].id for load in bench.manifest.loads]
 
