@@ -152,11 +152,6 @@ def shards_without_rows_take_no_part() -> AbstractContextManager[object]:
 
 
 @bug
-def earlier_version_is_overtaken_undecided() -> AbstractContextManager[object]:
-    return changed(Transactions.commit, ("if other.app == app and other.version < version:", "if False:"))
-
-
-@bug
 def aborted_intents_are_collected() -> AbstractContextManager[object]:
     return changed(gc.collect_intents, ('(intent.loads if intent.state == "committed" else marks)', "intent.loads"))
 

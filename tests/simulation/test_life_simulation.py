@@ -22,7 +22,6 @@ PLOT_OF: dict[str, str] = {
     "checkpoint_of_all_leaves_a_gap_below_a_load": "load_under_a_checkpoint_of_all",
     "compaction_does_not_check_that_its_inputs_are_there": "compaction_is_overtaken",
     "compaction_takes_what_is_past_the_cursor": "flush_meets_a_load",
-    "earlier_version_is_overtaken_undecided": "loader_sleeps_before_it_decides",
     "feed_does_not_wait_for_announced_loads": "load_is_overtaken",
     "feed_passes_a_load_before_the_entries_below_it": "follower_looks_away",
     "files_are_written_without_an_attempt": "compaction_is_overtaken",
