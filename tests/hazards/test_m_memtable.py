@@ -98,7 +98,8 @@ def test_m01_first_rows_of_many_small_batches_pin_their_own_rows(bench: Any) -> 
     for number in range(500):
         writer.put(rows_of(500, 500 * number).slice(0, 1))
     writer._pipeline.drain()
-    assert comes_down_to(start, 4 * writer.backpressure_stats().held_bytes)
+    # All of the batches would be 28 MB; a few MiB are for entries under way, whatever is in them.
+    assert comes_down_to(start, 4 * writer.backpressure_stats().held_bytes + (4 << 20))
 
 
 def test_m01_a_hundred_slices_of_one_large_table_count_and_pin_their_own_rows(bench: Any) -> None:
