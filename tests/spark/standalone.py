@@ -88,6 +88,7 @@ def main(rows: int) -> None:
             "spark.executor.memory": "600m",
             "spark.driver.host": HOST,
             "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
             "spark.sql.shuffle.partitions": "2",
             "spark.log.level": "ERROR",
         }

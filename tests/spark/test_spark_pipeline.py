@@ -20,7 +20,7 @@ def run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_declarative_pipeline_of_the_examples_runs(spark_environment: dict[str, str], tmp_path: Path) -> None:
     pytest.importorskip("grpc", reason="the extra headgate[pipelines] is not installed")
     program = shutil.which("spark-pipelines", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")

@@ -229,6 +229,7 @@ def test_replacing_the_table_with_every_batch_is_refused(spark: Any, stream: Str
         stream_writer({"path": table.uri}, hgs.spark_schema(SCHEMA), overwrite=True)
 
 
+@pytest.mark.long
 def test_p02_executors_that_run_tasks_again_bring_in_every_row_once(on_cluster: Callable[..., Any], tmp_path: Path) -> None:
     """Also the short run of writes and of the sink on executors of their own."""
     one, two = (hg.create_table(tmp_path / name, SCHEMA, sharding=hg.bucket("id", 2)) for name in ("one", "two"))
@@ -359,7 +360,7 @@ def test_files_of_another_batch_are_refused(tmp_path: Path, monkeypatch: pytest.
     assert ids(table) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_p04_a_driver_that_is_killed_again_and_again_brings_in_every_row_once(spark_environment: dict[str, str], tmp_path: Path) -> None:
     """The short form; ``python tests/spark/torture_sink.py`` is the long one."""

@@ -400,7 +400,7 @@ def test_a_stream_by_real_executors_gives_all_changes_once(on_cluster: Callable[
     assert said["ok"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_driver_that_is_killed_follows_the_changes_exactly_once(spark_environment: dict[str, str], tmp_path: Path) -> None:
     """The short form of ``python tests/spark/torture_source.py --kills 30``."""
