@@ -153,8 +153,11 @@ def keep(uri: str, told: Told, seed: int) -> None:
     draw = random.Random(seed)
     table = hg.open_table(uri)
     pins: list[tuple[str, int]] = []
-    clones: list[str] = []
+    clones = [str(path) for path in Path(uri).parent.glob(f"{Path(uri).name}-clone-*") if path.is_dir()]
     version = 0
+    for left in table.checkpoints():  # of a keeper that was killed: it would hold everything since, for good
+        if left.clone is None:
+            table.drop_checkpoint(left.id)
 
     def load() -> None:
         nonlocal version
