@@ -1,6 +1,7 @@
 """All benchmarks as one suite: one report, a comparison with an older one, and the README's table.
 
-    headgate bench [NAME …] [--quick] [--rounds N] [--out FILE] [--markdown FILE] [--compare OLD.json] [--readme]
+    headgate bench [NAME …] [--quick] [--rounds N] [--out FILE] [--markdown FILE] [--compare OLD.json]
+                   [--keep] [--readme] [--json]
 
 A NAME is a file of this folder (``wal``), or a question of it (``wal.bulk``); none: all but those on Spark,
 which are asked for by name or with ``--spark``. Each file runs in a process of its own, one after the
@@ -59,14 +60,24 @@ def run(files: Mapping[str, Sequence[str]], *, quick: bool, rounds: int | None, 
             command += ["--rounds", str(rounds)] if rounds else []
             command += ["--folder", str(folder)] if folder else []
             command += ["--only", *questions] if questions else []
-            print(f"\n=== {file} ===", flush=True)
-            code = subprocess.run(command, check=False).returncode
+            print(f"\n=== {file} ===", file=sys.stderr, flush=True)
+            code = subprocess.run(command, check=False, stdout=sys.stderr).returncode
             if not out.exists():
                 report["files"][file] = {"failed": f"ended with {code} and no report", "questions": []}
                 continue
             report["files"][file] = json.loads(out.read_text())
             report.setdefault("environment", report["files"][file]["environment"])
     return report
+
+
+def kept(old: Report, new: Report) -> Report:
+    """The new report, with the questions of the old one that it did not ask."""
+    both: Report = {**old, **new, "files": dict(old["files"])}
+    for file, part in new["files"].items():
+        asked = {question["name"] for question in part["questions"]}
+        before = old["files"].get(file, {}).get("questions", [])
+        both["files"][file] = {**part, "questions": [*(q for q in before if q["name"] not in asked), *part["questions"]]}
+    return both
 
 
 def questions_of(report: Report) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -242,31 +253,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path, default=None, help="the page (default: beside the JSON file)")
     parser.add_argument("--compare", type=Path, default=None, metavar="OLD", help="an older JSON file: what got slower than the noise?")
     parser.add_argument("--report", type=Path, default=None, metavar="FILE", help="measure nothing: use this JSON file")
+    parser.add_argument("--keep", action="store_true", help="questions not asked now stay in the JSON file as they were")
     parser.add_argument("--readme", action="store_true", help="write the README's table")
+    parser.add_argument("--json", action="store_true", help="the report on stdout, for machines; all else goes to stderr")
     asked = parser.parse_args(argv)
+    readme = HERE.parent / "README.md"
+    if asked.readme:
+        with_table(readme.read_text(), "")  # better now than after an hour
     if asked.report is not None:
         report = json.loads(asked.report.read_text())
     else:
         report = run(wanted(asked.names, spark=asked.spark), quick=asked.quick, rounds=asked.rounds, folder=asked.folder)
+        if asked.keep and asked.out.exists():
+            report = kept(json.loads(asked.out.read_text()), report)
         asked.out.parent.mkdir(parents=True, exist_ok=True)
         asked.out.write_text(json.dumps(report, indent=1) + "\n")
     page = asked.markdown or asked.out.with_suffix(".md")
     page.write_text(markdown(report, page.with_suffix("")))
-    print(f"\nwritten to {asked.out if asked.report is None else asked.report} and {page}")
+    said = [f"written to {asked.out if asked.report is None else asked.report} and {page}"]
     if asked.readme:
-        readme = HERE.parent / "README.md"
         readme.write_text(with_table(readme.read_text(), readme_table(report)))
-        print("the README's table is that of this report")
-    failed = False
-    for text in missed(report):
-        failed = True
-        print(f"missed: {text}")
+        said.append("the README's table is that of this report")
+    bad = missed(report)
+    said += [f"missed: {text}" for text in bad]
+    failed = bool(bad)
     if asked.compare is not None:
         slower = compare(json.loads(asked.compare.read_text()), report)
-        for text in slower:
-            print(f"slower: {text}")
+        said += [f"slower: {text}" for text in slower] or ["nothing got slower than the noise"]
         failed = bool(slower)  # compared with itself a report that misses a target is no worse
-        print("nothing got slower than the noise" if not slower else f"{len(slower)} got slower")
+    print("\n".join(["", *said]), file=sys.stderr if asked.json else sys.stdout)
+    if asked.json:
+        print(json.dumps(report))
     return 1 if failed else 0
 
 

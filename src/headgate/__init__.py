@@ -49,9 +49,10 @@ from headgate.query.scan import Scan
 from headgate.shard import Shard
 from headgate.sharding import bucket, identity, unsharded
 from headgate.snapshot import Snapshot
-from headgate.table import Table, clone, create_table, drop_table, open_table, repair_table
+from headgate.table import Table
 from headgate.table_ack import TableAck
 from headgate.table_writer import TableWriter
+from headgate.tables import clone, create_table, drop_table, open_table, repair_table
 from headgate.wal.ack import Ack, Receipt
 from headgate.wal.appender import WalAppender
 from headgate.wal.entry import Entry, Put

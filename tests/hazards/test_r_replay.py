@@ -277,7 +277,7 @@ def test_r15_options_of_a_table_reach_every_open_derived_from_it() -> None:
 
 
 def test_r15_a_wal_store_of_the_same_kind_gets_the_tables_options_unless_it_has_its_own() -> None:
-    from headgate.table import _places
+    from headgate.tables import _places
 
     options = {"aws_region": "eu-1"}
     same = _places("s3://bucket/table", options, "s3://other/wal", None)

@@ -44,6 +44,7 @@ ORDER = [
     "table_writer",
     "life",
     "table",
+    "tables",
     "metrics",
 ]
 OUTSIDE = {"cli", "demo", "spark", "simulation"}

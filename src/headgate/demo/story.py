@@ -239,15 +239,14 @@ class Story:
 
     def _start_writers(self, table: hg.Table) -> None:
         records = self._records
-        numbered = records.rows.select([records.key[-1]]).append_column("n", pa.array(range(records.rows.num_rows), pa.int64()))
-        routed = table.route(numbered)
+        keys = records.rows.select([records.key[-1]]).combine_chunks().to_batches()[0]
+        of_shard = table.shard_ids(keys).cast(pa.string())
         shards = [shard.id for shard in table.shards]
         for number in range(self._count):
             mine = shards[number :: self._count]
-            parts = [routed[shard].column("n") for shard in mine if shard in routed]
-            rows = pa.concat_arrays([chunk for part in parts for chunk in part.chunks]) if parts else pa.array([], pa.int64())
+            rows = pc.indices_nonzero(pc.is_in(of_shard, value_set=pa.array(mine)))
             file = self._place / f"changes-{number}.arrow"
-            puts, total = self._write_changes(file, rows.sort())
+            puts, total = self._write_changes(file, rows)
             name = f"writer-{number}"
             self._writers.append(Writer(name, self.uri, file, mine, puts, total, total / self._seconds, self.measured))
             self._fact(f"{name}: shards {', '.join(mine)}, {total:,} changes in {puts:,} puts")

@@ -294,33 +294,30 @@ def play(world: World, stages: list[Stage], scene: Scene | None, rng: random.Ran
 
 
 def play_table(world: World, stage: TableStage, plot: Plot | None, rng: random.Random, small: bool) -> None:
-    """Create the shard, let the processes run to their ends, then judge with all faults off."""
-    world.quiet = True
-    alone(world, "founder", stage.create)
-    world.quiet = False
-    mains = [(process, process.start(main)) for process, main in cast_table(world, stage, plot, rng, small)]
-    world.scheduler.run(lambda: all(main.done or not process.alive for process, main in mains))
-    for process, _ in mains:
-        if process.alive:
-            process.end()
-    world.quiet = True
-    world.settle_network()
-    alone(world, "judge", lambda process: judge_table(stage, process, rng))
+    cast = partial(cast_table, world, stage, plot, rng, small)
+    _play_one(world, stage.create, cast, lambda process: judge_table(stage, process, rng))
 
 
 def play_life(world: World, stage: LifeStage, plot: Plot | None, rng: random.Random, small: bool) -> None:
-    """Create the shards, let the processes run to their ends, then judge with all faults off."""
+    cast = partial(cast_life, world, stage, plot, rng, small)
+    _play_one(world, stage.create, cast, lambda process: judge_life(stage, process, rng))
+
+
+def _play_one(
+    world: World, create: Callable[[Process], None], cast: Callable[[], Sequence[tuple[Process, Start]]], judge: Callable[[Process], None]
+) -> None:
+    """Create it, let the processes run to their ends, then judge with all faults off."""
     world.quiet = True
-    alone(world, "founder", stage.create)
+    alone(world, "founder", create)
     world.quiet = False
-    mains = [(process, process.start(main)) for process, main in cast_life(world, stage, plot, rng, small)]
+    mains = [(process, process.start(main)) for process, main in cast()]
     world.scheduler.run(lambda: all(main.done or not process.alive for process, main in mains))
     for process, _ in mains:
         if process.alive:
             process.end()
     world.quiet = True
     world.settle_network()
-    alone(world, "judge", lambda process: judge_life(stage, process, rng))
+    alone(world, "judge", judge)
 
 
 def alone(world: World, name: str, main: Callable[[Process], None]) -> None:
