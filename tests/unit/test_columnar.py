@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 from tests import servers
 
 from headgate.columnar import Columnar
+from headgate.columnar import lance as lance_columnar
 from headgate.columnar.arrow import ArrowColumnar
 from headgate.columnar.expression import Filter
 from headgate.columnar.lance import LanceColumnar
@@ -245,3 +248,44 @@ def test_a_filter_knows_the_columns_it_looks_at() -> None:
 def test_an_error_that_only_values_bring_is_the_filters(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError):
         Filter("cast(s as int) = 1", FILTERED.schema).matching(FILTERED)
+
+
+def test_a_dataset_that_somebody_wrote_in_parts_and_deleted_from_reads_as_lance_reads_it(tmp_path: Path) -> None:
+    import lance
+
+    place = tmp_path / "parts"
+    lance.write_dataset(TABLE, place, max_rows_per_file=300)
+    lance.dataset(place).delete("id >= 10 and id < 20")
+    found = pa.Table.from_batches(LanceColumnar(Location.parse(tmp_path)).open("parts").scan(["name", "id"], start=5, stop=15))
+    assert found.column_names == ["name", "id"]
+    assert found["id"].to_pylist() == [*range(5, 10), *range(20, 25)]
+
+
+def test_readers_of_many_slices_and_columns_keep_few_files_open(tmp_path: Path) -> None:
+    columnar = LanceColumnar(Location.parse(tmp_path), fsync=False)
+    most = lance_columnar._READERS_MAX
+    slices = []
+    for number in range(most + 20):
+        write(columnar, TABLE.slice(number, 2), f"runs/{number}/00000.lance")
+        slices.append(columnar.open(f"runs/{number}/00000.lance"))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        for number, part in enumerate(slices):
+            for columns in (["id"], ["v", "id"]):
+                (batch,) = part.scan(columns)
+                assert batch.schema.names == columns
+                assert batch.column("id").to_pylist() == [number, number + 1]
+    assert len(os.listdir("/proc/self/fd")) <= before + most + 10
+
+
+def test_one_slice_is_read_by_many_threads_at_once(tmp_path: Path) -> None:
+    columnar = LanceColumnar(Location.parse(tmp_path), fsync=False)
+    write(columnar, TABLE)
+    part = columnar.open("runs/one/00000.lance")
+
+    def read(start: int) -> bool:
+        rows = pa.Table.from_batches(part.scan(["id"], start=start, stop=start + 50, batch_rows=7))
+        return bool(rows["id"].to_pylist() == list(range(start, start + 50)))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(read, [*range(0, 900, 3)]))

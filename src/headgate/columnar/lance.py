@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,9 @@ from headgate.manifest.model import SliceRecord
 from headgate.store import Location
 from headgate.store.local import sync_tree
 
+if TYPE_CHECKING:
+    from lance.file import LanceFileSession
+
 logger = logging.getLogger("headgate")
 
 _ROWS_PER_FILE = (1 << 31) - 1  # Lance counts them in 32 bits, and more than fit come to a file per batch
@@ -35,7 +40,41 @@ _SCALAR_ROWS_LEAST = 1 << 16
 _PROBES_LEAST, _PROBES_SHARE = 20, 8
 _BATCHES_AHEAD = 4
 _AHEAD_BYTES = 64 << 20
+_READERS_MAX = 128  # each holds a file open
 _BLOCK_BYTES = 1 << 16  # what lies nearer is read at once: many small reads cost more than what lies between
+
+
+class _Readers:
+    """Readers of files that nobody uses at the moment, those that were used last. One is for one thread at a time."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._lock = most, Lock()
+        self._free: OrderedDict[Hashable, list[Any]] = OrderedDict()
+        self._count = 0
+
+    def taken(self, key: Hashable) -> Any:
+        """A reader that is free; None: there is none."""
+        with self._lock:
+            free = self._free.get(key)
+            if not free:
+                return None
+            self._count -= 1
+            reader = free.pop()
+            if not free:
+                del self._free[key]
+            return reader
+
+    def give_back(self, key: Hashable, reader: Any) -> None:
+        with self._lock:
+            self._free.setdefault(key, []).append(reader)
+            self._free.move_to_end(key)
+            self._count += 1
+            while self._count > self._most:
+                _, oldest = self._free.popitem(last=False)
+                self._count -= len(oldest)
+
+
+_READERS = _Readers(_READERS_MAX)
 
 
 class LanceColumnar(Columnar):
@@ -48,6 +87,16 @@ class LanceColumnar(Columnar):
 
         self._place, self._fsync = place, fsync
         self._options = dict(place.options) or None
+        self._session: LanceFileSession | None = None
+
+    @property
+    def _files(self) -> LanceFileSession:
+        """Reads files below the table's place, over connections that they share."""
+        if self._session is None:
+            from lance.file import LanceFileSession
+
+            self._session = LanceFileSession(self._place.uri, self._options)
+        return self._session
 
     def uri(self, path: str) -> str:
         return f"{self._place.uri}/{path}"
@@ -100,7 +149,7 @@ class LanceColumnar(Columnar):
         return SliceRecord(path=path, rows=rows, bytes=size)
 
     def open(self, path: str) -> Slice:
-        return LanceSlice(self.uri(path), path, self._options)
+        return LanceSlice(self.uri(path), path, self._options, self._files)
 
     def drop(self, path: str) -> None:
         import lance
@@ -165,7 +214,7 @@ def _has(kind: pa.DataType, is_one: Callable[[pa.DataType], bool]) -> bool:
 class LanceSlice(Slice):
     """A slice that is a Lance dataset, at its only version."""
 
-    def __init__(self, uri: str, path: str, options: dict[str, str] | None) -> None:
+    def __init__(self, uri: str, path: str, options: dict[str, str] | None, files: LanceFileSession) -> None:
         import lance
 
         self._path = path
@@ -176,6 +225,7 @@ class LanceSlice(Slice):
                 raise ObjectMissingError(f"{path} is missing", object=path) from error
             raise StoreUnavailableError(f"{path} could not be opened: {_told(error)}", object=path) from error
         self.num_rows, self.schema = self._dataset.count_rows(), self._dataset.schema
+        self._files = files
 
     @cached_property
     def _starts(self) -> Offsets:
@@ -194,17 +244,37 @@ class LanceSlice(Slice):
         # Lance reads ahead as fast as it can, whatever is taken of it: a few batches at a time keep it in bounds.
         step = _BATCHES_AHEAD * batch_rows
         for first in range(start, end, step):
-            stop = min(end, first + step)
-            whole = (first, stop) == (0, self.num_rows)
+            yield from self._reading(self._rows(columns, first, min(end, first + step), batch_rows))
+
+    def _rows(self, columns: Sequence[str], first: int, stop: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
+        file = self._file
+        if file is None:
             scanner = self._dataset.scanner(
                 columns=list(columns),
                 batch_size=batch_rows,
                 scan_in_order=True,
-                offset=None if whole else first,
-                limit=None if whole else stop - first,
+                offset=first,
+                limit=stop - first,
                 io_buffer_size=_AHEAD_BYTES,
             )
-            yield from self._reading(scanner.to_batches())
+            yield from scanner.to_batches()
+            return
+        # The file itself: planning a query of a dataset takes longer than reading many a run.
+        key = (self._files, file, *columns)
+        reader = _READERS.taken(key) or self._files.open_reader(file, list(columns))
+        batches = reader.read_range(first, stop - first, batch_size=batch_rows, batch_readahead=_BATCHES_AHEAD).to_batches()
+        _READERS.give_back(key, reader)
+        for batch in batches:
+            yield batch if batch.schema.names == list(columns) else batch.select(list(columns))
+
+    @cached_property
+    def _file(self) -> str | None:
+        """The one file of it, as we wrote it. None: somebody else wrote the dataset, in parts or with rows deleted."""
+        fragments = self._dataset.get_fragments()
+        files = [file for fragment in fragments for file in fragment.data_files()]
+        if len(files) != 1 or any(fragment.deletion_file() is not None for fragment in fragments):
+            return None
+        return f"{self._path}/data/{files[0].path}"
 
     def matching(self, filter: str, columns: Sequence[str]) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
         scanner = self._dataset.scanner(
