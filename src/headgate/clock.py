@@ -15,6 +15,7 @@ import random
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -199,5 +200,106 @@ def map_ordered(
         with lock:
             stop = True
             changed.notify_all()
+        for thread in threads:
+            thread.join()
+
+
+def in_order_ahead(
+    clock: Clock,
+    read: Callable[[Item], Iterator[Result]],
+    items: Sequence[Item],
+    *,
+    parallel: int,
+    sizes: Sequence[int | None],
+    budget: int,
+    held: int = 2,
+) -> Iterator[Result]:
+    """All results of each item, in order, while up to ``parallel`` items are read at once.
+
+    What is held is bounded, however slowly it is taken: up to ``held`` results of an item, of ``2 * parallel`` items
+    at most, and of so many that their sizes are within the budget. The one that is waited for is always read, so
+    nothing stands still if a single one is too large.
+
+    An error is raised after the results that its item gave before it. Leaving the iterator early stops the threads
+    after the result they are at. One at once: no threads, and nothing is read that was not asked for.
+
+    Args:
+        read: the results of an item; it is read by one thread, from first to last.
+        sizes: what of each item is held at most, in the budget's unit. None: nothing is gained by reading it ahead,
+            and the caller's thread reads it when its turn has come.
+    """
+    ahead = [number for number, size in enumerate(sizes) if size is not None]
+    parallel = min(parallel, len(ahead))
+    if parallel <= 1:
+        for item in items:
+            yield from read(item)
+        return
+    lock = clock.lock()
+    arrived, wanted = clock.condition(lock), clock.condition(lock)
+    results: dict[int, deque[Result]] = {number: deque() for number in ahead}
+    ended: dict[int, BaseException | None] = {}
+    taken = given = begun = 0  # of those that are read ahead; and the size of what was taken and not given yet
+    stop = False
+
+    def stopped() -> bool:
+        return stop
+
+    def may_begin() -> bool:
+        return taken == given or (taken - given < 2 * parallel and begun + (sizes[ahead[taken]] or 0) <= budget)
+
+    def run() -> None:
+        nonlocal taken, begun
+        while True:
+            with lock:
+                while not stopped() and taken < len(ahead) and not may_begin():
+                    wanted.wait()
+                if stopped() or taken >= len(ahead):
+                    return
+                number = ahead[taken]
+                taken += 1
+                begun += sizes[number] or 0
+            failure: BaseException | None = None
+            try:
+                for result in read(items[number]):
+                    with lock:
+                        while not stopped() and len(results[number]) >= held:
+                            wanted.wait()
+                        if stopped():
+                            return
+                        results[number].append(result)
+                        arrived.notify()
+            except BaseException as error:  # a thread's end: stored, raised to the caller below
+                failure = error
+            with lock:
+                ended[number] = failure
+                arrived.notify()
+
+    threads = [clock.spawn(run, name=f"headgate-ahead-{i}") for i in range(parallel)]
+    try:
+        for number, item in enumerate(items):
+            if number not in results:
+                yield from read(item)
+                continue
+            while True:
+                with lock:
+                    while not results[number] and number not in ended:
+                        arrived.wait()
+                    if not results[number]:
+                        break
+                    result = results[number].popleft()
+                    wanted.notify_all()
+                yield result
+                del result  # not held while the next one is waited for
+            with lock:
+                failure = ended.pop(number)
+                given += 1
+                begun -= sizes[number] or 0
+                wanted.notify_all()
+            if failure is not None:
+                raise failure
+    finally:
+        with lock:
+            stop = True
+            wanted.notify_all()
         for thread in threads:
             thread.join()

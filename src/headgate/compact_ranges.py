@@ -334,7 +334,8 @@ class _Windows(Columnar):
 
     def __init__(self, columnar: Columnar, windows: dict[str, tuple[int, int]]) -> None:
         self._columnar, self._windows = columnar, windows
-        self.parallel_reads, self.elsewhere = columnar.parallel_reads, columnar.elsewhere
+        self.parallel_reads, self.scans_at_once = columnar.parallel_reads, columnar.scans_at_once
+        self.elsewhere = columnar.elsewhere
 
     def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> SliceRecord:
         raise NotImplementedError("for reading")

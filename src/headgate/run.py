@@ -6,15 +6,17 @@ flush, compaction), which of several runs' rows count (query).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headgate.clock import SYSTEM_CLOCK, map_ordered
 from headgate.columnar import Columnar, Slice
 from headgate.columnar.arrow import ArrowSlice
 from headgate.keys import RunRows, newest_rows
@@ -30,6 +32,23 @@ Offsets = npt.NDArray[np.int64]
 
 _BATCH_ROWS = 1 << 16
 _numbers = count()
+Value = TypeVar("Value")
+
+
+class read_once(Generic[Value]):  # noqa: N801  # used as a decorator, like the one it stands for
+    """A property that is read on first use, and kept.
+
+    ``functools.cached_property`` holds a lock that all objects of a class share (up to Python 3.11): of many runs that
+    are opened at once, each would wait for the one before. Of two threads that read the same here, one is forgotten.
+    """
+
+    def __init__(self, read: Callable[[Any], Value]) -> None:
+        self._read, self.__doc__ = read, read.__doc__
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Value:
+        value = self._read(owner)
+        owner.__dict__[self._read.__name__] = value  # found there from now on
+        return value
 
 
 @dataclass(frozen=True)
@@ -51,10 +70,11 @@ class OpenRun:
         """What its columns are called in the files, by field id."""
         return dict(self.record.fields)
 
-    @cached_property
+    @read_once
     def slices(self) -> list[Slice]:
         """Opened on first use. Raises ObjectMissingError."""
-        return [self.columnar.open_record(part) for part in self.record.slices]
+        columnar = self.columnar
+        return list(map_ordered(SYSTEM_CLOCK, columnar.open_record, self.record.slices, parallel=columnar.scans_at_once))
 
     @cached_property
     def starts(self) -> Offsets:
@@ -66,7 +86,7 @@ class OpenRun:
         """As it was written; tombstones' mark included."""
         return self.slices[0].schema if self.slices else pa.schema([])
 
-    @cached_property
+    @read_once
     def outside(self) -> npt.NDArray[np.bool_] | None:
         """Which rows are in the files and do not belong to the run: those of another part of a shard that was split. None: all do."""
         keep = self.record.keep

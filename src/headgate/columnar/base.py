@@ -75,6 +75,8 @@ class Columnar(ABC):
 
     parallel_reads: int = 1
     """How many reads at once pay, by threads of the caller's. 1: none, as where a simulation decides who runs."""
+    scans_at_once: int = 1
+    """How many slices are opened and scanned at once where each begins with waiting. 1: one after the other, and no threads."""
     elsewhere: Callable[[str], Columnar] | None = None
     """How to get at the files of another table, by its URI; None: there are none to get at."""
 

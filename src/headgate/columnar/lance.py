@@ -15,13 +15,13 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headgate.clock import SYSTEM_CLOCK
 from headgate.columnar.base import Columnar, Offsets, Slice, VectorColumn, rows_without_columns
 from headgate.errors import InvalidInputError, ObjectMissingError, StoreError, StoreUnavailableError
 from headgate.manifest.model import SliceRecord
@@ -48,7 +48,7 @@ class _Readers:
     """Readers of files that nobody uses at the moment, those that were used last. One is for one thread at a time."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._lock = most, Lock()
+        self._most, self._lock = most, SYSTEM_CLOCK.lock()
         self._free: OrderedDict[Hashable, list[Any]] = OrderedDict()
         self._count = 0
 
@@ -86,6 +86,8 @@ class LanceColumnar(Columnar):
         import lance  # noqa: F401  # now, and not in the middle of the first flush: it takes a moment, and memory
 
         self._place, self._fsync = place, fsync
+        if place.scheme != "file":  # every read begins with waiting for answers
+            self.parallel_reads, self.scans_at_once = 16, 16
         self._options = dict(place.options) or None
         self._session: LanceFileSession | None = None
 

@@ -23,7 +23,7 @@ from headgate.keys import Bools, KeyOrder, Keys, Offsets
 from headgate.query.mask import Mask
 from headgate.query.scan import Load, chosen_columns, result_schema, under, whole
 from headgate.query.shadow import KEY_BUDGET_BYTES, load_keys
-from headgate.query.sources import MemorySource, RunSource, Source, in_memory, runs_of
+from headgate.query.sources import MemorySource, RunSource, Source, in_memory, load_ahead, runs_of
 from headgate.schema import RowRules
 from headgate.view import ReadView
 
@@ -111,8 +111,9 @@ def _looked_up(views: Sequence[ReadView], rules: RowRules, columns: Sequence[str
     stored = [name for name in columns if name not in rules.key]  # the keys are at hand
     found: list[_Found] = []
     left = np.arange(len(asked.keys))
-    for view in views:
-        left = _in_view(under(view, rules), rules, asked.keys, left, KEY_BUDGET_BYTES // max(1, len(views)), found)
+    views = [under(view, rules) for view in views]
+    for number in range(len(views)):
+        left = _in_view(views[number:], rules, asked.keys, left, KEY_BUDGET_BYTES // len(views), found)
     schema = result_schema(rules, columns)
     if not found:
         return schema.empty_table()
@@ -137,8 +138,9 @@ class _Found:
     """How many reads at once pay there."""
 
 
-def _in_view(view: ReadView, rules: RowRules, keys: Keys, left: Offsets, budget: int, found: list[_Found]) -> Offsets:
-    """Find what a shard has of the keys that are left, newest source first; the others are given back."""
+def _in_view(views: Sequence[ReadView], rules: RowRules, keys: Keys, left: Offsets, budget: int, found: list[_Found]) -> Offsets:
+    """Find what the first of some shards has of the keys that are left, newest source first; the others are given back."""
+    view = views[0]
     for rows in reversed(in_memory(view)):
         if not len(left):
             return left
@@ -146,6 +148,7 @@ def _in_view(view: ReadView, rules: RowRules, keys: Keys, left: Offsets, budget:
         left = _settle(MemorySource(rows, rows.mask), at, rows.is_deleted(at[at >= 0]), left, found)
     if not len(left) or not view.runs:
         return left
+    load_ahead(views, key_budget_bytes=budget)  # those of the others, too: most probably they are asked next
     known = runs_of(view)
     load_keys(known, budget)
     for run in reversed(view.runs):

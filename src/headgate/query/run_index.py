@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from headgate.keys import Bools, KeyOrder, Keys, Offsets
+from headgate.keys import Bools, KeyOrder, Keys, NumberKeys, Offsets
 from headgate.meters import CACHE_HITS, CACHE_MISSES
 from headgate.query.mask import Mask
 from headgate.run import DELETED, OpenRun
@@ -47,6 +47,19 @@ class RunIndex:
     @property
     def kept_bytes(self) -> int:
         return sum(keys.nbytes for keys in (self.keys, self._sample) if keys is not None)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Were its keys read?"""
+        return self._sample is not None
+
+    @property
+    def most_bytes(self) -> int:
+        """What its keys may take in memory, by what is known before they are read: an estimate, and rather too much."""
+        samples = self.rows // BLOCK_ROWS + 1
+        if isinstance(self._order.none(), NumberKeys):
+            return (self.rows + samples) * _KEY_BYTES_LEAST
+        return 2 * (self.run.record.bytes + (self.rows + samples) * _KEY_BYTES_LEAST * len(self._columns))
 
     @property
     def sample(self) -> Keys:

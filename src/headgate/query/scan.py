@@ -17,12 +17,13 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from headgate.clock import SYSTEM_CLOCK, in_order_ahead
 from headgate.columnar.base import rows_without_columns
 from headgate.columnar.expression import Filter
 from headgate.errors import DataLossError, InvalidInputError, NotFoundError, ObjectMissingError, SnapshotExpiredError
 from headgate.meters import ReadMeter
 from headgate.query.shadow import KEY_BUDGET_BYTES
-from headgate.query.sources import Source, sources_of
+from headgate.query.sources import AHEAD_BYTES, RunSource, Source, load_ahead, sources_of
 from headgate.schema import RowRules
 from headgate.view import ReadView
 
@@ -30,6 +31,7 @@ Load = Callable[[], Sequence[ReadView]]
 Result = TypeVar("Result")
 
 _RELOADS_MAX = 8
+_LIMIT_SMALL = 1 << 16
 
 
 class Scan:
@@ -120,14 +122,40 @@ class Scan:
 
     def _rows(self, views: Sequence[ReadView], columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         wanted = self.columns if columns is None else columns
-        found = (rows for source in all_sources(views, self._rules) for rows in visible_rows(source, wanted, self._filter))
-        return limited(found, self._limit)
+        # Most sources may not be needed: then each is looked at when the one before it was not enough.
+        ahead = (self._limit is None or self._limit > _LIMIT_SMALL) and any(view.cache.columnar.scans_at_once > 1 for view in views)
+        sources = all_sources(views, self._rules, ahead=ahead)
+        if ahead:
+            return limited(rows_ahead(list(sources), wanted, self._filter), self._limit)
+        return limited((rows for source in sources for rows in visible_rows(source, wanted, self._filter)), self._limit)
 
 
-def all_sources(views: Sequence[ReadView], rules: RowRules) -> Iterator[Source]:
-    """Of all shards, one after the other, read as one table of now; they share what may be kept of keys."""
+def all_sources(views: Sequence[ReadView], rules: RowRules, *, ahead: bool = True) -> Iterator[Source]:
+    """Of all shards, one after the other, read as one table of now; they share what may be kept of keys.
+
+    Args:
+        ahead: what must be known of all of them is read first, of many at once where that pays.
+    """
+    views, budget = [under(view, rules) for view in views], KEY_BUDGET_BYTES // max(1, len(views))
+    if ahead:
+        load_ahead(views, key_budget_bytes=budget)
     for view in views:
-        yield from sources_of(under(view, rules), key_budget_bytes=KEY_BUDGET_BYTES // max(1, len(views)))
+        yield from sources_of(view, key_budget_bytes=budget)
+
+
+def rows_ahead(sources: Sequence[Source], columns: Sequence[str], filter: Filter | None) -> Iterator[pa.RecordBatch]:
+    """The rows of many sources that count and match, in order; where each begins with waiting, many are read at once."""
+    read = list(columns) if filter is None else list(dict.fromkeys([*columns, *filter.columns]))
+    sizes = [source.ahead_bytes(read) if isinstance(source, RunSource) else None for source in sources]
+    parallel = max((source.run.columnar.scans_at_once for source in sources if isinstance(source, RunSource)), default=1)
+    return in_order_ahead(
+        SYSTEM_CLOCK,
+        lambda source: visible_rows(source, columns, filter),
+        sources,
+        parallel=parallel,
+        sizes=sizes,
+        budget=AHEAD_BYTES,
+    )
 
 
 def under(view: ReadView, rules: RowRules) -> ReadView:

@@ -66,6 +66,20 @@ def _key_ids(rules: RowRules) -> tuple[int, ...]:
     return tuple(rules.field_ids[rules.schema.get_field_index(name)] for name in rules.key)
 
 
+def fitting_keys(known: KnownRuns, budget_bytes: int) -> list[tuple[RunIndex, int]]:
+    """The runs whose keys can be read in any order, and what each may keep of them: newest first, as long as all fit."""
+    left = budget_bytes - sum(index.kept_bytes for index in known.indexes.values())
+    fitting = []
+    for index in reversed(known.indexes.values()):
+        if index.is_loaded:
+            continue
+        left -= index.most_bytes
+        if left < 0:
+            break  # who may keep how much is only known when those that are newer were read
+        fitting.append((index, index.most_bytes))
+    return fitting
+
+
 def load_keys(known: KnownRuns, budget_bytes: int) -> None:
     """Read the keys of all runs; those of the newest ones are kept first."""
     left = budget_bytes - sum(index.kept_bytes for index in known.indexes.values())
@@ -191,4 +205,4 @@ def _union(one: Keys, two: Keys) -> Keys:
     return together if newest is None else together.take(newest)
 
 
-__all__ = ["BLOCK_ROWS", "KEY_BUDGET_BYTES", "KnownRuns", "known_runs", "load_keys", "masks_of", "shadowed"]
+__all__ = ["BLOCK_ROWS", "KEY_BUDGET_BYTES", "KnownRuns", "fitting_keys", "known_runs", "load_keys", "masks_of", "shadowed"]

@@ -9,19 +9,22 @@ never does, and hides what is older all the same. Filter and limit come after th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.types as types
 
+from headgate.clock import SYSTEM_CLOCK, map_ordered
 from headgate.columnar.base import rows_without_columns
 from headgate.columnar.expression import Filter
 from headgate.keys import KeyOrder, Offsets
 from headgate.query.mask import Mask
 from headgate.query.memory import FreshRows, fresh_rows
-from headgate.query.shadow import KEY_BUDGET_BYTES, KnownRuns, known_runs, load_keys, masks_of
+from headgate.query.run_index import RunIndex
+from headgate.query.shadow import KEY_BUDGET_BYTES, KnownRuns, fitting_keys, known_runs, load_keys, masks_of
 from headgate.run import OpenRun
 from headgate.schema import RowRules, as_now
 from headgate.view import ReadView
@@ -29,6 +32,10 @@ from headgate.view import ReadView
 _BATCH_BYTES = 4 << 20
 _BATCH_ROWS_LEAST, _BATCH_ROWS_MOST = 256, 1 << 18
 _MEMORY_BATCH_ROWS = 1 << 16
+_BATCHES_HELD = 8
+"""Of a run that is read ahead, at most: what waits to be taken, and what Lance has read of the next."""
+AHEAD_BYTES = 64 << 20
+"""What is held of all runs that are read ahead, about."""
 
 
 class Source(Protocol):
@@ -88,12 +95,19 @@ class RunSource:
 
     def _batch_rows(self, columns: Sequence[str]) -> int:
         """So many that a batch stays small, whatever the rows hold."""
+        return min(max(_BATCH_BYTES // max(1, self._row_bytes(columns)), _BATCH_ROWS_LEAST), _BATCH_ROWS_MOST)
+
+    def _row_bytes(self, columns: Sequence[str]) -> int:
         kinds = [self.rules.schema.field(name).type for name in columns]
         if all(types.is_primitive(kind) for kind in kinds):
-            row_bytes = sum(int(kind.bit_width) for kind in kinds) // 8
-        else:
-            row_bytes = self.run.record.bytes // max(1, self.rows)
-        return min(max(_BATCH_BYTES // max(1, row_bytes), _BATCH_ROWS_LEAST), _BATCH_ROWS_MOST)
+            return sum(int(kind.bit_width) for kind in kinds) // 8
+        return self.run.record.bytes // max(1, self.rows)
+
+    def ahead_bytes(self, columns: Sequence[str]) -> int | None:
+        """What is held of it, about, while it is scanned ahead. None: that would gain nothing."""
+        if self.run.columnar.scans_at_once <= 1 or not self.mask.count:
+            return None
+        return min(self.rows * self._row_bytes(columns), _BATCHES_HELD * _BATCH_BYTES)
 
     def _then(self, column: str) -> str | None:
         return self.run.names.get(self.rules.field_ids[self.rules.schema.get_field_index(column)])
@@ -134,6 +148,7 @@ class MemorySource:
 def sources_of(view: ReadView, *, key_budget_bytes: int = KEY_BUDGET_BYTES) -> list[RunSource | MemorySource]:
     """All sources of a view, oldest first, with the rows of each that count."""
     rules = view.rules
+    load_ahead([view], key_budget_bytes=key_budget_bytes)
     memory = in_memory(view)
     if not rules.key:
         return [
@@ -148,6 +163,37 @@ def sources_of(view: ReadView, *, key_budget_bytes: int = KEY_BUDGET_BYTES) -> l
             for number, rows in enumerate(memory)
         ),
     ]
+
+
+def load_ahead(views: Sequence[ReadView], *, key_budget_bytes: int = KEY_BUDGET_BYTES) -> None:
+    """Read what reads need to know of runs, of many at once where that pays. What is known is not read, nor what would not be kept."""
+    parallel = max((view.cache.columnar.scans_at_once for view in views), default=1)
+    if parallel > 1:
+        reads = [read for view in views for read in _reads(view, key_budget_bytes)]
+        for _ in map_ordered(SYSTEM_CLOCK, lambda read: read(), reads, parallel=parallel):
+            pass
+
+
+def _reads(view: ReadView, key_budget_bytes: int) -> Iterator[Callable[[], object]]:
+    """What is to be read of a view's runs, in any order."""
+    if not view.rules.key:
+        yield from (partial(getattr, run, "outside") for run in view.runs if run.record.keep is not None)
+        return
+    known = runs_of(view)
+    if len(known.indexes) == 1 and not view.pending and not any(fresh.count for fresh in view.fresh):
+        yield from (index.deleted for id, index in known.indexes.items() if id not in known.masks)  # nothing hides any of its keys
+        return
+    fitting = dict(fitting_keys(known, key_budget_bytes))
+    for index in known.indexes.values():
+        if index in fitting:
+            yield partial(_read_index, index, fitting[index])
+        elif not index.is_loaded:
+            yield partial(getattr, index.run, "slices")  # opened at once, and read in turn
+
+
+def _read_index(index: RunIndex, most_bytes: int) -> None:
+    index.load(most_bytes)
+    index.deleted()
 
 
 def in_memory(view: ReadView) -> list[FreshRows]:

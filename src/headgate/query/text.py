@@ -39,7 +39,7 @@ from headgate.query.mask import Mask
 from headgate.query.ranked import Asked, Candidates, matching_at
 from headgate.query.scan import Load, whole
 from headgate.query.shadow import KEY_BUDGET_BYTES
-from headgate.query.sources import RunSource, Source, sources_of
+from headgate.query.sources import RunSource, Source, load_ahead, sources_of
 from headgate.query.words import PLAIN, Cut, Words, words_in, words_of
 from headgate.schema import RowRules
 from headgate.view import ReadView
@@ -83,6 +83,7 @@ def search_text(
     def read(views: Sequence[ReadView]) -> pa.Table:
         tally = Tally(list(sought))
         budget = KEY_BUDGET_BYTES // max(1, len(views))
+        load_ahead(views, key_budget_bytes=budget)
         found = [(source, tally.count(parts, source)) for view in views for source, parts in _words(view, rules, column, cut, budget)]
         weights = list(sought.values())
         return asked.best([_scored(source, hits, tally, weights, asked) for source, hits in found], descending=True)

@@ -30,7 +30,7 @@ from headgate.query.mask import Mask
 from headgate.query.ranked import Asked, Candidates, counting
 from headgate.query.scan import Load, whole
 from headgate.query.shadow import KEY_BUDGET_BYTES
-from headgate.query.sources import RunSource, Source, sources_of
+from headgate.query.sources import RunSource, Source, load_ahead, sources_of
 from headgate.schema import RowRules
 from headgate.view import ReadView
 
@@ -76,6 +76,7 @@ def search(
 
     def read(views: Sequence[ReadView]) -> pa.Table:
         budget = KEY_BUDGET_BYTES // max(1, len(views))
+        load_ahead(views, key_budget_bytes=budget)
         sources = (source for view in views for source in sources_of(view, key_budget_bytes=budget))
         return asked.best([nearest_in(source, sought, asked, exact=exact) for source in sources])
 
