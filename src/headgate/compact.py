@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from headgate.attempt import check_registered, give_back, register, renew, without
 from headgate.columnar import Columnar
-from headgate.errors import CommitConflictError, DataLossError, ObjectMissingError
+from headgate.errors import CommitConflictError, DataLossError, NotFoundError, ObjectMissingError
 from headgate.failpoint import failpoint
 from headgate.keys import Bools, KeyOrder, Keys
 from headgate.manifest.model import ReplacedRun, RunRecord, ShardManifest, SliceRecord
@@ -159,8 +159,10 @@ def compact_shard(
         except CommitConflictError:
             continue  # what we merged was merged by somebody else meanwhile; look again
         except ObjectMissingError as error:
-            named = {part.path for run in log.manifests.load().runs for part in run.slices}
-            if error.object in named:
+            latest = log.manifests.load()
+            if latest.state == "dropped":
+                raise NotFoundError(f"shard {log.shard} was dropped", hint="open the table again, if there is one") from error
+            if error.object in {part.path for run in latest.runs for part in run.slices}:
                 raise DataLossError(f"{error.object} is missing, and the manifest names it", object=error.object) from error
             continue  # merged by somebody else, and collected
         read += sum(run.rows for run in inputs)

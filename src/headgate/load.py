@@ -90,7 +90,7 @@ def place(log: ShardLog, id: str, app: str, version: int) -> bool | None:
         TransactionConflictError: it was withdrawn.
     """
     manifest = log.manifests.load()
-    if _has(manifest, app, version):
+    if has_mark(manifest, app, version):
         return _passed(manifest, app, version)
     _check_announced(log, manifest, id)
     # The tip is read after the announcement: everything acknowledged until then comes before the load.
@@ -101,7 +101,7 @@ def place(log: ShardLog, id: str, app: str, version: int) -> bool | None:
     def change(manifest: ShardManifest) -> ShardManifest | None:
         nonlocal placed
         placed = False
-        if _has(manifest, app, version):
+        if has_mark(manifest, app, version):
             return None
         _check_announced(log, manifest, id)
         load = manifest.announced[id]
@@ -135,7 +135,8 @@ def withdraw(log: ShardLog, id: str) -> None:
     )
 
 
-def _has(manifest: ShardManifest, app: str, version: int) -> bool:
+def has_mark(manifest: ShardManifest, app: str, version: int) -> bool:
+    """Has the shard this transaction of an application, or a later one?"""
     mark = manifest.transactions.get(app)
     return mark is not None and mark.version >= version
 

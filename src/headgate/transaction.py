@@ -39,7 +39,7 @@ from urllib.parse import quote
 from headgate.clock import Clock, map_ordered
 from headgate.errors import CommitConflictError, HeadgateError, ObjectMissingError, OutcomeUnknownError, TransactionConflictError
 from headgate.failpoint import failpoint
-from headgate.load import announce, place, withdraw
+from headgate.load import announce, has_mark, place, withdraw
 from headgate.manifest.document import decode_document, encode_document
 from headgate.manifest.model import AnnouncedLoad, Intent, RunRecord, ShardManifest
 from headgate.store import RetryPolicy, Store, create_exactly
@@ -187,13 +187,28 @@ class Transactions:
     def finish_those_between(self, manifests: Sequence[ShardManifest]) -> bool:
         """Do these versions, one of each shard, have some transaction in one shard and not in another? Then it is carried out.
 
-        Every shard announces before it is decided, so a shard that has not placed it yet shows that it is on its way.
+        Every shard announces before it is decided, so a shard that has not placed it yet shows that it is on its way; unless its
+        version is from before: t0 shard 1 is pinned · t1 the transaction is announced and placed in both · t2 shard 2 is pinned.
         """
         on_their_way = {load.transaction for manifest in manifests for load in manifest.announced.values()}
         intents = [intent for name in sorted(on_their_way) if (intent := self.read(name)) is not None and intent.state == "committed"]
         for intent in intents:
             self.carry_out(intent)
-        return bool(intents)
+        return bool(intents) or any(self._was_too_early(manifest, manifests) for manifest in manifests)
+
+    def _was_too_early(self, one: ShardManifest, others: Sequence[ShardManifest]) -> bool:
+        """Has this shard, since that version of it, got a transaction that another version has already?
+
+        A mark that is missing may also have been forgotten there (gc). Then it is not there now either.
+        """
+        missing = {
+            (app, mark.version) for other in others for app, mark in other.transactions.items() if not has_mark(one, app, mark.version)
+        }
+        if not missing:
+            return False
+        now = self.log_of(one.shard).manifests.load()
+        on_their_way = {(load.app, load.version) for load in now.announced.values()}
+        return any(has_mark(now, *wanted) or wanted in on_their_way for wanted in missing)
 
     def decide(self, log: ShardLog, id: str, load: AnnouncedLoad) -> None:
         """Find out what is to become of an announced load, or see that nothing does; then do it."""

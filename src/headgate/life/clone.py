@@ -23,7 +23,7 @@ end at or before the checkpoint's end; where a seal is known to have been, nothi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -48,6 +48,7 @@ from headgate.retired import published
 from headgate.shard import Places
 from headgate.sharding import first_shards
 from headgate.store import create_exactly, probe
+from headgate.transaction import Transactions
 from headgate.view import find_checkpoint
 from headgate.wal.entry import decode_entry
 from headgate.wal.fence import over_seals
@@ -104,8 +105,14 @@ def clone_table(source: Places, target: Places, checkpoint: str | None) -> Table
 
 
 def pin_id(clone_table_id: str) -> str:
-    """The name of a clone's pin in its parent's shards."""
+    """The name of a clone's pin in its parent's shards; further ones begin with it."""
     return f"clone-{clone_table_id}"
+
+
+def pins_of(manifest: ShardManifest, clone_table_id: str) -> dict[str, CheckpointRecord]:
+    """All that a clone has in a shard: one, and one more for each later state that a try of it was made from."""
+    id = pin_id(clone_table_id)
+    return {name: record for name, record in manifest.checkpoints.items() if name == id or name.startswith(f"{id}-")}
 
 
 @dataclass(frozen=True)
@@ -151,17 +158,20 @@ class _Origin:
         clock = self.places.clock
         for _ in range(_TRIES_MAX):
             id, now, shards = clock.token(), clock.now(), list(self.chain.load().shards)
+            expires = now + _LEASE_SECONDS
             try:
-                for name in shards:
-                    pin(self.log(name), id, name=None, created_at=now, expires_at=now + _LEASE_SECONDS, shards=shards)
+                pinned = [pin(self.log(name), id, name=None, created_at=now, expires_at=expires, shards=shards) for name in shards]
             except ShardSplitError as split:  # once more, with the parts; the table may not have been told yet
                 for name in shards:
                     unpin(self.log(name), id)
                 parent = self.log(split.shard).manifests.load()
                 self.chain.commit(lambda latest, parent=parent: published(latest, parent))  # type: ignore[misc]
                 continue
-            return id, shards
-        raise CommitConflictError(f"{self.places.table.uri} is split faster than it can be pinned", hint="try again")
+            if not Transactions(self.places.table_store(), clock, self.log).finish_those_between(pinned):
+                return id, shards
+            for name in shards:  # a load was in some shards only
+                unpin(self.log(name), id)
+        raise CommitConflictError(f"{self.places.table.uri} is split or loaded faster than it can be pinned", hint="try again")
 
     def pin(self, clone: TableManifest, parent: ParentRecord, uri: str) -> list[tuple[CheckpointRecord, ShardLog]]:
         """One pin per shard; those that are there stay as they are."""
@@ -196,13 +206,14 @@ class _Origin:
 
     def release(self, clone: TableManifest, parent: ParentRecord) -> None:
         """Hold the parent's log no longer; a checkpoint that was made for the clone goes."""
-        id = pin_id(clone.table_id)
 
         def change(manifest: ShardManifest) -> ShardManifest | None:
-            record = manifest.checkpoints.get(id)
-            if record is None or record.end == record.position:
+            pins = pins_of(manifest, clone.table_id)
+            if all(record.end == record.position for record in pins.values()):
                 return None
-            return manifest.but(checkpoints={**manifest.checkpoints, id: record.but(end=record.position)})
+            return manifest.but(
+                checkpoints={**manifest.checkpoints, **{id: record.but(end=record.position) for id, record in pins.items()}}
+            )
 
         for name in parent.shards:
             self.log(name).manifests.commit(change)
@@ -296,6 +307,9 @@ def _clone_shard(origin: _Origin, log: ShardLog, record: CheckpointRecord, clone
         try:
             ends = _copy_entries(log, state, end, mine, first)
         except _Missing as missing:
+            # t0 A and B copy · t1 A is done, and lets go of the parent's log · t2 it is collected under B. Nothing is lost.
+            if _is_there(mine):
+                return
             state = _flushed_since(log, state, record, missing.point, clone)
             continue
         first = first.but(segments=first.ends().adding(ends).rows)
@@ -305,6 +319,15 @@ def _clone_shard(origin: _Origin, log: ShardLog, record: CheckpointRecord, clone
         mine.manifests.create_first(first)  # False: another try was faster, and its log is there too
         return
     raise CommitConflictError(f"shard {log.shard} is compacted faster than it can be cloned", hint="try again")
+
+
+def _is_there(mine: ShardLog) -> bool:
+    """Has another try made this shard of the clone?"""
+    try:
+        mine.manifests.load()
+    except NotFoundError:
+        return False
+    return True
 
 
 def inherited(runs: Sequence[RunRecord], uri: str | None) -> tuple[RunRecord, ...]:
@@ -411,14 +434,20 @@ def _flushed_since(
 ) -> ShardManifest:
     """A later state of the shard whose runs have what is missing of the log, and nothing past the checkpoint; pinned, too.
 
+    By one pin more: the first one stays. t0 A has copied what B then misses · t1 B pins a later state instead · t2 the runs of the
+    first one are merged and collected · t3 A makes the clone's shard, of runs that are gone.
+
     Raises:
         WalHoleError: there is none.
+        NotFoundError: the clone was dropped.
     """
     name = log.space(state).key(*missing)
     id = pin_id(clone.table_id)
     found: list[ShardManifest] = []
 
     def look(latest: ShardManifest) -> ShardManifest:
+        if id not in latest.checkpoints:
+            raise NotFoundError(f"the clone at {record.clone} was dropped while it was made", hint="clone it again")
         runs = tuple(takewhile(lambda run: run.end <= record.end, latest.runs))
         after = latest.runs[len(runs) : len(runs) + 1]
         reach = min(latest.cursor.position, record.end, *(run.first for run in after))
@@ -432,9 +461,10 @@ def _flushed_since(
         point = over_seals(locate(latest, reach), latest.ends())
         producers = {**state.producers, **{name: mark for name, mark in latest.producers.items() if mark.position < record.end}}
         found[:] = [state.but(runs=runs, cursor=point, segments=latest.segments, epoch=latest.epoch, wal=latest.wal, producers=producers)]
-        # The runs of now are not those that the checkpoint pins: from here on the pin is of this very version.
-        moved = record.but(clone=latest.checkpoints[id].clone, expires_at=None, name=None, version=latest.version + 1)
-        return latest.but(checkpoints={**latest.checkpoints, id: moved})
+        # The runs of now are not those that the checkpoint pins: this very version is pinned, too.
+        return latest.but(
+            checkpoints={**latest.checkpoints, f"{id}-{latest.version + 1}": record.but(version=latest.version + 1, expires_at=None)}
+        )
 
     log.manifests.commit(look)
     return found[0]
@@ -461,7 +491,7 @@ def held_manifests(log: ShardLog) -> dict[str, ShardManifest]:
 
 def drop_pin(log: ShardLog, clone_table_id: str) -> None:
     """The clone needs nothing of this shard any more. Can be repeated."""
-    drop_record(log, pin_id(clone_table_id))
+    drop_records(log, lambda manifest: pins_of(manifest, clone_table_id))
 
 
 def is_orphan(places: Places, id: str, record: CheckpointRecord) -> bool:
@@ -469,16 +499,19 @@ def is_orphan(places: Places, id: str, record: CheckpointRecord) -> bool:
     if record.clone is None or record.clone.startswith(IN_TABLE):
         return False
     found = load_if_there(Places(places.table.beside(record.clone), None, places.clock).table_manifests())
-    return found is None or found.state == "dropped" or pin_id(found.table_id) != id
+    return found is None or found.state == "dropped" or not id.startswith(pin_id(found.table_id))
 
 
 def drop_record(log: ShardLog, id: str) -> None:
     """Take a pin out of a shard's manifest, whoever it is for. Can be repeated."""
+    drop_records(log, lambda manifest: {id})
 
+
+def drop_records(log: ShardLog, which: Callable[[ShardManifest], Container[str]]) -> None:
     def change(manifest: ShardManifest) -> ShardManifest | None:
-        if id not in manifest.checkpoints:
-            return None
-        return manifest.but(checkpoints={other: record for other, record in manifest.checkpoints.items() if other != id})
+        gone = which(manifest)
+        kept = {id: record for id, record in manifest.checkpoints.items() if id not in gone}
+        return manifest.but(checkpoints=kept) if len(kept) < len(manifest.checkpoints) else None
 
     log.manifests.commit(change)
 

@@ -12,7 +12,7 @@ find its seal. If the process dies in between, the marker is still missing and i
 from __future__ import annotations
 
 from headgate.clock import map_ordered
-from headgate.errors import DataLossError, ObjectMissingError, WalStoreMismatchError
+from headgate.errors import DataLossError, NotFoundError, ObjectMissingError, WalStoreMismatchError
 from headgate.failpoint import failpoint
 from headgate.manifest import ChainPoint, ShardManifest
 from headgate.manifest.document import decode_document, encode_document
@@ -44,12 +44,15 @@ def check_marker(log: ShardLog, manifest: ShardManifest) -> bool:
 
     Raises:
         WalStoreMismatchError: a wrong store, or an empty one that was not clean.
+        NotFoundError: it was dropped meanwhile, with its log.
     """
     space = log.space(manifest)
     if marker_stands(log, space):
         return True
     if manifest.is_clean:
         return False
+    if log.manifests.load().state == "dropped":
+        raise NotFoundError(f"shard {log.shard} was dropped", hint="open the table again, if there is one")
     where = manifest.wal.uri or "the table's own store"
     raise WalStoreMismatchError(
         f"the WAL store {space.store.uri} holds nothing of WAL {space.wal_id}, shard {space.shard}, and the shard still needs "
