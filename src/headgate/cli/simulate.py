@@ -21,8 +21,10 @@ def simulate(
     ] = None,
     scene: Annotated[str | None, typer.Option("--scene", show_default=False, help="Only this plot. By default as the seed says.")] = None,
     mode: Annotated[
-        Literal["all", "wal", "memtable", "life"],
-        typer.Option("--mode", help="The log alone; rows in memory, in runs, and read; or loads, compaction, checkpoints and more."),
+        Literal["all", "wal", "memtable", "life", "family"],
+        typer.Option(
+            "--mode", help="The log alone; rows in memory, in runs, and read; loads, compaction, checkpoints; or splits and clones."
+        ),
     ] = "all",
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=64, help="Processes.")] = os.cpu_count() or 1,
     replay: Annotated[
@@ -33,14 +35,14 @@ def simulate(
 ) -> None:
     """Run writers, takeovers, readers, loads and collection on a simulated store, and check that nothing is lost or misread."""
     try:
-        from headgate.simulation import life_plots, plots, run, scenes, shrink, world
+        from headgate.simulation import family_plots, life_plots, plots, run, scenes, shrink, world
     except ImportError:
         raise hg.InvalidInputError("the simulation needs greenlet", hint="pip install 'headgate[simulation]'") from None
     known = [field.name for field in fields(world.Faults)]
     wanted = None if faults is None else frozenset(name.strip() for name in faults.split(",") if name.strip())
     if wanted is not None and not wanted <= set(known):
         raise typer.BadParameter(f"{', '.join(sorted(wanted - set(known)))}; known are {', '.join(known)}", param_hint="--faults")
-    plays = [*scenes.SCENES, *plots.PLOTS, *life_plots.LIFE_PLOTS]
+    plays = [*scenes.SCENES, *plots.PLOTS, *life_plots.LIFE_PLOTS, *family_plots.FAMILY_PLOTS]
     if scene is not None and scene not in plays:
         raise typer.BadParameter(f"{scene}; known are {', '.join(plays)}", param_hint="--scene")
     out = screen()
@@ -66,6 +68,8 @@ def simulate(
             "acknowledged": report.acknowledged,
             "reads": report.reads,
             "loads": report.loads,
+            "splits": report.splits,
+            "clones": report.clones,
             "faults": dict(sorted(report.struck.items())),
             "violations": [{"schedule": failure.seed, "problems": failure.problems} for failure in report.failures],
         }
@@ -76,6 +80,7 @@ def simulate(
         counts = (
             f"{report.steps:,} steps, {report.acknowledged:,} puts acknowledged, {report.loads:,} loads, {report.reads:,} reads compared"
         )
+        counts += f", {report.splits:,} splits, {report.clones:,} clones" if report.splits or report.clones else ""
         out.print(f"{report.schedules:,} schedules, {counts}, {report.seconds:.1f} s")
         struck = [[name, f"{count:,}"] for name, count in sorted(report.struck.items())]
         print_table(["fault", "struck"], struck, right=frozenset({"struck"}))

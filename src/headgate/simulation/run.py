@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any, Literal
 from unittest.mock import patch
 
-from headgate import compact, transaction
+from headgate import compact, transaction, watch
 from headgate.failpoint import hooked
-from headgate.life import gc
+from headgate.life import clone, gc, split
 from headgate.manifest import chain
 from headgate.manifest.document import Model, decode_document
 from headgate.manifest.model import RunRecord
@@ -34,6 +34,9 @@ from headgate.simulation.actors import (
     writer_process,
 )
 from headgate.simulation.checker import judge
+from headgate.simulation.family import Family
+from headgate.simulation.family_judge import judge_family
+from headgate.simulation.family_plots import FAMILY_PLOTS, cast_family
 from headgate.simulation.life import LifeStage
 from headgate.simulation.life_plots import LIFE_PLOTS, cast_life
 from headgate.simulation.plots import PLOTS, Plot, cast_table
@@ -57,9 +60,12 @@ class Outcome:
     acknowledged: int
     reads: int = 0
     """That were compared with the model."""
-    mode: Literal["wal", "memtable", "life"] = "wal"
+    mode: Literal["wal", "memtable", "life", "family"] = "wal"
     loads: int = 0
     """That found their place."""
+    splits: int = 0
+    clones: int = 0
+    """That somebody was told of."""
     trace: list[str] = field(default_factory=list)
 
     @property
@@ -67,7 +73,7 @@ class Outcome:
         return not self.problems
 
 
-Mode = Literal["all", "wal", "memtable", "life"]
+Mode = Literal["all", "wal", "memtable", "life", "family"]
 
 
 def run_schedule(
@@ -86,11 +92,16 @@ def run_schedule(
         scene: this scene or plot, which says the mode too; None: as the seed says.
         small: few processes and one table, for traces that people read.
         mode: "wal": the log alone. "memtable": rows in memory, in runs, and read. "life": loads, compaction, checkpoints,
-            collection and followers beside them, over several shards. "all": as the seed says.
+            collection and followers beside them, over several shards. "family": shards that are split, and clones.
+            "all": as the seed says.
     """
     rng = random.Random(seed)
     if mode == "all":
         mode = _MODES[seed % len(_MODES)]
+        if mode == "life" and seed // len(_MODES) % 2:
+            mode = "family"
+    if scene in FAMILY_PLOTS or (scene is None and mode == "family"):
+        return _run_family_schedule(seed, rng, faults, scene, small, trace)
     if scene in LIFE_PLOTS or (scene is None and mode == "life"):
         return _run_life_schedule(seed, rng, faults, scene, small, trace)
     if scene in PLOTS or (scene is None and mode == "memtable"):
@@ -170,7 +181,93 @@ def _run_life_schedule(
     problems += [f"ESCAPED: {task.name}: {escaped!r}" for task, escaped in scheduler.escaped]
     ledgers = [table.table_ledger for table in stage.shards.values()]
     acknowledged, reads = sum(len(ledger.acked) for ledger in ledgers), sum(len(ledger.reads) for ledger in ledgers)
-    return Outcome(seed, problems, scheduler.steps, world.struck, acknowledged, reads, "life", stage.loads, world.trace or [])
+    return Outcome(seed, problems, scheduler.steps, world.struck, acknowledged, reads, "life", stage.loads, trace=world.trace or [])
+
+
+_JUMPS = (-20.0, -2.0, 0.0, 3600.0, 1e7)
+"""Of clocks, where leases of splits are waited for: a clock that is days behind waits for days."""
+
+
+def _run_family_schedule(
+    seed: int, rng: random.Random, faults: frozenset[str] | None, scene: str | None, small: bool, trace: bool
+) -> Outcome:
+    """One schedule of a table whose shards are split, and of its clones, beside everything else."""
+    plot = FAMILY_PLOTS[scene] if scene is not None else FAMILY_PLOTS[rng.choice(list(FAMILY_PLOTS))] if rng.random() < 0.5 else None
+    scheduler = Scheduler(rng)
+    world = World(scheduler, rng, Faults.random(rng, faults), trace=[] if trace else None, ever={}, dwells=rng.choice([0.0, 0.03, 0.1]))
+    world.jumps = _JUMPS
+    family = Family(world, keyed=rng.random() < 0.8, buckets=rng.choice([1, 1, 2]), salt=rng.getrandbits(32))
+    problems: list[str] = []
+    with (
+        hooked(world.at_failpoint),
+        hushed(),
+        _soon_a_barrier(rng),
+        _short_leases(rng, None),
+        _short_holds(rng),
+        _any_runs(rng),
+        _read_once(),
+        _watches_of_each(scheduler),
+    ):
+        try:
+            play_family(world, family, plot, rng, small)
+        except SimulationStuck as error:
+            problems.append(f"HANG: {error}")
+        finally:
+            for process in world.processes:
+                if process.alive:
+                    process.end()
+    problems += family.problems
+    problems += [f"ESCAPED: {task.name}: {escaped!r}" for task, escaped in scheduler.escaped]
+    acknowledged = sum(len(member.acked) for member in family.members)
+    reads = sum(len(member.reads) + sum(len(taken.reads) for taken in member.pins) for member in family.members)
+    return Outcome(
+        seed,
+        problems,
+        scheduler.steps,
+        world.struck,
+        acknowledged,
+        reads,
+        "family",
+        family.loads_placed,
+        family.splits,
+        family.clones_made,
+        world.trace or [],
+    )
+
+
+@contextmanager
+def _short_holds(rng: random.Random) -> Iterator[None]:
+    """The leases of splits and clones; and stores are believed: a probe of one that fails at times says nothing."""
+    with (
+        patch.object(split, "LEASE_SECONDS", rng.choice([0.3, 2.0, 8.0])),
+        patch.object(clone, "_LEASE_SECONDS", rng.choice([0.1, 0.5, 3600.0])),
+        patch.object(clone, "probe", lambda store, clock: None),
+    ):
+        yield
+
+
+class _WatchesOfEach:
+    """What changes in a process is told to the watches of that process."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._known: dict[str, list[Any]] = {}
+
+    def _mine(self) -> list[Any]:
+        task = self._scheduler.current
+        return self._known.setdefault(task.process.name if task is not None else "", [])
+
+    def add(self, one: Any) -> None:
+        self._mine().append(one)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(self._mine()))
+
+
+@contextmanager
+def _watches_of_each(scheduler: Scheduler) -> Iterator[None]:
+    with patch.object(watch, "_watches", _WatchesOfEach(scheduler)):
+        yield
 
 
 @contextmanager
@@ -303,6 +400,11 @@ def play_life(world: World, stage: LifeStage, plot: Plot | None, rng: random.Ran
     _play_one(world, stage.create, cast, lambda process: judge_life(stage, process, rng))
 
 
+def play_family(world: World, family: Family, plot: Plot | None, rng: random.Random, small: bool) -> None:
+    cast = partial(cast_family, world, family, plot, rng, small)
+    _play_one(world, family.create, cast, lambda process: judge_family(family, process, rng))
+
+
 def _play_one(
     world: World, create: Callable[[Process], None], cast: Callable[[], Sequence[tuple[Process, Start]]], judge: Callable[[Process], None]
 ) -> None:
@@ -338,6 +440,8 @@ class Report:
     acknowledged: int = 0
     reads: int = 0
     loads: int = 0
+    splits: int = 0
+    clones: int = 0
     steps: int = 0
     seconds: float = 0.0
 
@@ -347,6 +451,8 @@ class Report:
         self.acknowledged += part.acknowledged
         self.reads += part.reads
         self.loads += part.loads
+        self.splits += part.splits
+        self.clones += part.clones
         self.steps += part.steps
         self.failures += part.failures
 
@@ -356,6 +462,8 @@ class Report:
         self.acknowledged += outcome.acknowledged
         self.reads += outcome.reads
         self.loads += outcome.loads
+        self.splits += outcome.splits
+        self.clones += outcome.clones
         self.steps += outcome.steps
         if not outcome.ok:
             self.failures.append(outcome)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from headgate.simulation.family_plots import FAMILY_PLOTS
 from headgate.simulation.life_plots import LIFE_PLOTS
 from headgate.simulation.plots import PLOTS
 from headgate.simulation.run import Outcome, run_schedule
@@ -17,7 +18,7 @@ from headgate.simulation.world import Faults
 
 _WORDS = (
     ": done|: name taken|delete |dies|stalls|stops|opened|reads |lost|409|no answer|wipe|damage|fence.|flush.|view.|replay.|close."
-    "|load.|transaction.|compact.|gc.|follows|version "
+    "|load.|transaction.|compact.|gc.|follows|version |split.|clone.|detach.|drop.|table."
 )
 
 
@@ -25,7 +26,7 @@ def shrink(failure: Outcome, *, tries: int = 400, scene: str | None = None) -> O
     """The smallest schedule found that violates anything at all, with its trace."""
     struck = frozenset(failure.struck) & {f.name for f in fields(Faults)}
     mode = failure.mode
-    plays = {"wal": list(SCENES), "memtable": list(PLOTS), "life": list(LIFE_PLOTS)}[mode]
+    plays = {"wal": list(SCENES), "memtable": list(PLOTS), "life": list(LIFE_PLOTS), "family": list(FAMILY_PLOTS)}[mode]
     best, settings = failure, (None, scene, False)
     worlds: list[tuple[frozenset[str] | None, str | None, bool]] = [(frozenset(), None, True)]
     worlds += [(frozenset({fault}), None, True) for fault in sorted(struck)]

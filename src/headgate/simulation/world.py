@@ -21,6 +21,7 @@ from headgate.simulation.scheduler import Owner, Scheduler, SimCondition, SimGat
 from headgate.store.base import Data, ObjectInfo, Store
 
 EPOCH_SECONDS = 1_700_000_000.0
+_REMEMBERED = ("/manifest/", "/wal/", "/table/")
 
 
 @dataclass
@@ -141,6 +142,8 @@ class World:
     """Every entry and manifest that ever stood, with the step it came at, deleted or not; None: not remembered."""
     dwells: float = 0.0
     """How often a task takes its time at a step or before it asks the store."""
+    jumps: Sequence[float] = (-1e6, -60.0, 0.0, 3600.0, 1e7)
+    """By how many seconds a clock that jumps is off."""
     doomed: list[Process] = field(default_factory=list)
     """Die before the next step."""
     quiet: bool = False
@@ -255,7 +258,7 @@ class World:
             victim.weight = 0.0001
             self.note(victim.name, "stalls")
         elif self.strikes("clock_jump"):
-            victim.skew_seconds = self.rng.choice([-1e6, -60.0, 0.0, 3600.0, 1e7])
+            victim.skew_seconds = self.rng.choice(self.jumps)
             self.note(victim.name, f"clock off by {victim.skew_seconds:.0f} s")
 
     def deliver(self, request: _Request) -> None:
@@ -270,7 +273,7 @@ class World:
         if key in self.objects:
             return False
         self.objects[key] = body
-        if self.ever is not None and (key.startswith("wal/") or "/manifest/" in key):
+        if self.ever is not None and (key.startswith("wal/") or any(part in key for part in _REMEMBERED)):
             self.ever.setdefault(key, []).append((self.scheduler.steps, body))
         bisect.insort(self.keys, key)
         self._digest ^= hash((key, body))
