@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from headgate.ahead import Task
 from headgate.attempt import check_registered, give_back, register, renew, without
 from headgate.columnar import Columnar
 from headgate.errors import CommitConflictError, DataLossError, NotFoundError, ObjectMissingError
@@ -37,6 +38,7 @@ LEASE_SECONDS = 3600.0
 _TIER_RATIO = 2.0
 _BATCH_ROWS_MAX = 1 << 17
 _BATCH_ROWS_MIN = 1 << 4
+_AHEAD_ROWS_LEAST = 1 << 8
 _ROUNDS_MAX = 64
 _SAMPLE_ROWS = 64
 
@@ -335,16 +337,27 @@ class RunWriter:
         self, log: ShardLog, columnar: Columnar, rules: RowRules, folder: str, total: int, progress: Progress | None, slice_rows: int
     ) -> None:
         self._log, self._columnar, self._rules, self._folder = log, columnar, rules, folder
+        self._clock = log.clock if columnar.parallel_reads > 1 else None
         self._total, self._done, self._progress, self._slice_rows = total, 0, progress, slice_rows
         self.slices: list[SliceRecord] = []
+        self._syncing: Task[None] | None = None
         self.on_slice: Callable[[], None] = lambda: None
         self.tombstones = self._written = 0
         self.kept = Kept()
 
     def write(self, runs: Sequence[OpenRun], untouched: Untouched | None, *, drop_tombstones: bool, batch_rows: int) -> None:
-        """All that the runs come to; slices of the oldest that nothing touches are named again."""
+        """All that the runs come to, durable; slices of the oldest that nothing touches are named again."""
+        try:
+            self._write(runs, untouched, drop_tombstones, batch_rows)
+        finally:
+            self._synced()
+
+    def _write(self, runs: Sequence[OpenRun], untouched: Untouched | None, drop_tombstones: bool, batch_rows: int) -> None:
         with_marks = not drop_tombstones and any(run.record.tombstones for run in runs)
-        merger = RunMerger(runs, self._rules, drop_tombstones=drop_tombstones, batch_rows=batch_rows)
+        # Files are read, rows merged and others written at the same time: each takes about as long. Rows so wide that few of
+        # them fit are held no more than once.
+        clock = self._clock if batch_rows >= _AHEAD_ROWS_LEAST else None
+        merger = RunMerger(runs, self._rules, drop_tombstones=drop_tombstones, batch_rows=batch_rows, clock=clock)
         if untouched is None:
             self._write_slices(merger.merged(), with_marks)
             return
@@ -377,9 +390,21 @@ class RunWriter:
         while not source.is_done():
             path = f"{self._folder}/{self._written:05d}.lance"
             self._written += 1
-            self.slices.append(self._columnar.write(path, schema, source.up_to(self._slice_rows)))
+            self.slices.append(self._columnar.write(path, schema, source.up_to(self._slice_rows), sync=self._clock is None))
+            self._sync(path)
             self.on_slice()
             failpoint("compact.slice")
+
+    def _sync(self, path: str) -> None:
+        """Make a slice durable, while the next one is written."""
+        if self._clock is not None:
+            self._synced()
+            self._syncing = Task(self._clock, lambda: self._columnar.sync(path), name="headgate-sync")
+
+    def _synced(self) -> None:
+        """Wait until the last slice is durable."""
+        if self._syncing is not None:
+            self._syncing.result()
 
     def _note(self, rows: int, deleted: Bools | None) -> None:
         self._done += rows

@@ -337,7 +337,7 @@ class _Windows(Columnar):
         self.parallel_reads, self.scans_at_once = columnar.parallel_reads, columnar.scans_at_once
         self.elsewhere = columnar.elsewhere
 
-    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> SliceRecord:
+    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], *, sync: bool = True) -> SliceRecord:
         raise NotImplementedError("for reading")
 
     def open(self, path: str) -> Slice:

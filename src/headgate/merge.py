@@ -4,7 +4,7 @@ Owns: the rows. Does not own: which runs, and how the result is published (compa
 
 All runs are sorted by key, so they are read side by side, a batch at a time. Up to the least of
 the batches' last keys nothing new can come from any of them: so far they are merged, by whole
-columns, and written on. What is held is one batch of each run, however large the runs are.
+columns, and written on. What is held is a batch or two of each run, however large the runs are.
 """
 
 from __future__ import annotations
@@ -14,17 +14,30 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from headgate.ahead import ahead, worked_ahead
+from headgate.clock import Clock
 from headgate.keys import Bools, KeyOrder, Keys
 from headgate.run import DELETED, OpenRun
 from headgate.schema import RowRules, as_now
+
+_AHEAD_MAX = 16
+"""So many runs are read ahead: the others are small beside them."""
+_STEPS_AT_ONCE = 2
+_SHARE_LEAST, _SHARE_MOST = 0.25, 1.0
+
+_Part = tuple[pa.RecordBatch, Keys, Bools | None]
+"""Rows of one run, their keys, and which of them are tombstones (None: none)."""
 
 
 class _Cursor:
     """One run, read from its start on: the rows that were read and not merged yet."""
 
-    def __init__(self, run: OpenRun, rules: RowRules, order: KeyOrder, batch_rows: int, slices: Sequence[int]) -> None:
+    def __init__(
+        self, run: OpenRun, rules: RowRules, order: KeyOrder, batch_rows: int, slices: Sequence[int], clock: Clock | None = None
+    ) -> None:
         self._rules, self._order, self._names = rules, order, run.names
-        self._batches = self.read(run, batch_rows, slices)
+        batches = self.read(run, batch_rows, slices)
+        self._batches = batches if clock is None else ahead(clock, batches)
         self.rows: pa.RecordBatch | None = None
         self.keys: Keys = order.none()
         self.deleted: Bools | None = None
@@ -58,7 +71,7 @@ class _Cursor:
     def last(self) -> Keys:
         return self.keys.part(len(self.keys) - 1, len(self.keys))
 
-    def take(self, upto: Keys, *, inclusive: bool) -> tuple[pa.RecordBatch, Keys, Bools | None] | None:
+    def take(self, upto: Keys, *, inclusive: bool) -> _Part | None:
         """Give out all rows up to a key, or before it. None: there are none."""
         assert self.rows is not None
         end = int(self.keys.positions(upto)[0])
@@ -82,15 +95,24 @@ class RunMerger:
 
     Args:
         drop_tombstones: nothing older is left that they would have to hide.
+        batch_rows: rows of a run that are read at once, on the average.
+        clock: the largest runs are read ahead, by threads of its. None: no threads.
     """
 
-    def __init__(self, runs: Sequence[OpenRun], rules: RowRules, *, drop_tombstones: bool, batch_rows: int) -> None:
+    def __init__(
+        self, runs: Sequence[OpenRun], rules: RowRules, *, drop_tombstones: bool, batch_rows: int, clock: Clock | None = None
+    ) -> None:
         self._runs, self._rules, self._batch_rows, self._drop_tombstones = runs, rules, batch_rows, drop_tombstones
-        self._order = KeyOrder(rules)
+        self._order, self._clock = KeyOrder(rules), clock
+        self._large = {run.record.id for run in sorted(runs, key=lambda run: run.rows)[-_AHEAD_MAX:] if run.rows > batch_rows}
         self._newer = [self._cursor(run, range(len(run.record.slices))) for run in runs[1:]] if rules.key else []
 
     def _cursor(self, run: OpenRun, slices: Sequence[int]) -> _Cursor:
-        return _Cursor(run, self._rules, self._order, self._batch_rows, slices)
+        clock = self._clock if run.record.id in self._large and slices else None
+        # Large runs in large batches: then all come to about the same key, and little of any waits for the others.
+        share = len(self._runs) * run.rows / max(1, sum(run.rows for run in self._runs))
+        rows = max(1, int(self._batch_rows * min(max(share, _SHARE_LEAST), _SHARE_MOST)))
+        return _Cursor(run, self._rules, self._order, rows, slices, clock)
 
     def merged(self, slices: Sequence[int] | None = None, limit: Keys | None = None) -> Iterator[Merged]:
         """The merged rows of these slices of the oldest run (None: all) with what newer runs have before ``limit`` (None: to the end).
@@ -104,17 +126,27 @@ class RunMerger:
                     yield _logged(as_now(batch, run.names, self._rules, self._rules.schema.names), self._rules), None
             return
         cursors = [self._cursor(self._runs[0], oldest), *self._newer]
+        steps = self._steps(cursors, limit)
+        found = (
+            map(self._step, steps)
+            if self._clock is None
+            else worked_ahead(self._clock, self._step, steps, parallel=_STEPS_AT_ONCE, held=_STEPS_AT_ONCE)
+        )
+        yield from ((rows, deleted) for rows, deleted in found if rows.num_rows)
+
+    def _steps(self, cursors: Sequence[_Cursor], limit: Keys | None) -> Iterator[list[_Part]]:
+        """What is merged at once, oldest first: up to the least last key of all batches nothing more can come from any run."""
         while live := [cursor for cursor in cursors if cursor.begins_before(limit)]:
-            # Up to the least last key of all batches nothing more can come from any run.
             last, inclusive = _least([cursor.last() for cursor in live]), True
             if limit is not None and not _is_less(last, limit):
                 last, inclusive = limit, False
-            parts = [part for cursor in live if (part := cursor.take(last, inclusive=inclusive)) is not None]  # oldest first
-            rows, deleted = _newest(parts)
-            if deleted is not None and self._drop_tombstones:
-                rows, deleted = rows.take(pa.array(np.flatnonzero(~deleted))), None
-            if rows.num_rows:
-                yield _logged(rows, self._rules), deleted
+            yield [part for cursor in live if (part := cursor.take(last, inclusive=inclusive)) is not None]
+
+    def _step(self, parts: Sequence[_Part]) -> Merged:
+        rows, deleted = _newest(parts)
+        if deleted is not None and self._drop_tombstones:
+            rows, deleted = rows.take(pa.array(np.flatnonzero(~deleted))), None
+        return _logged(rows, self._rules), deleted
 
 
 def _is_less(one: Keys, other: Keys) -> bool:
@@ -129,7 +161,7 @@ def _least(keys: Sequence[Keys]) -> Keys:
     return least
 
 
-def _newest(parts: Sequence[tuple[pa.RecordBatch, Keys, Bools | None]]) -> Merged:
+def _newest(parts: Sequence[_Part]) -> Merged:
     if len(parts) == 1:
         rows, _, deleted = parts[0]
         return rows, deleted if deleted is not None and deleted.any() else None

@@ -605,6 +605,7 @@ class Table:
         *,
         full: bool = False,
         shards: Sequence[str] | None = None,
+        fsync: bool = True,
     ) -> CompactionReport:
         """Merge runs, so that reads have few of them. Beside a live writer, which it never stops or fences.
 
@@ -612,12 +613,14 @@ class Table:
             max_memory: bytes that it may hold, about.
             progress: called with a shard, the rows done and the rows to do.
             full: all runs into one, whatever their sizes; else by size, so that a row is rewritten seldom.
+            fsync: on a local disk, sync the new files before they take the place of the old ones. False: a power cut may
+                lose rows that were compacted.
         """
         if isinstance(max_memory, bool) or not isinstance(max_memory, int) or max_memory < 1:
             raise InvalidInputError(f"max_memory is {max_memory!r}", hint="bytes, a whole number")
         self.refresh()
         clock = self._places.clock
-        start, columnar = clock.monotonic(), self._places.columnar()
+        start, columnar = clock.monotonic(), self._places.columnar(fsync=fsync)
         columnar.vectors, columnar.scalars = indexed_vectors(self.indexes), indexed_scalars(self.indexes)
         parts = [
             compact_shard(shard.log, columnar, partial(self._watch.latest, force=True), max_memory=max_memory, full=full, progress=progress)

@@ -20,6 +20,7 @@ from headgate.clock import SystemClock
 from headgate.columnar import Columnar, Slice
 from headgate.columnar.arrow import ArrowColumnar
 from headgate.compact import CompactionReport, compact_shard
+from headgate.errors import StoreSyncError
 from headgate.failpoint import hooked
 from headgate.life.gc import GcReport, collect_shard
 from headgate.manifest.model import ChainPoint, RunRecord, SliceRecord
@@ -336,16 +337,21 @@ class _Made(Slice):
 class _Gauged(Columnar):
     """Writes nothing, and looks how much is held at every batch."""
 
-    def __init__(self, slices: dict[str, _Made]) -> None:
-        self._slices, self.peak, self.rows = slices, 0, 0
+    def __init__(self, slices: dict[str, _Made], parallel_reads: int) -> None:
+        self._slices, self.peak, self.rows, self.parallel_reads = slices, 0, 0, parallel_reads
+        self.unsynced: list[str] = []
 
-    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> SliceRecord:
+    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], *, sync: bool = True) -> SliceRecord:
         rows = 0
+        self.unsynced += [] if sync else [path]
         for batch in batches:
             rows += batch.num_rows
             self.peak = max(self.peak, pa.total_allocated_bytes())
         self.rows += rows
         return SliceRecord(path=path, rows=rows)
+
+    def sync(self, path: str) -> None:
+        self.unsynced.remove(path)
 
     def open(self, path: str) -> Slice:
         return self._slices[path]
@@ -354,8 +360,8 @@ class _Gauged(Columnar):
         raise NotImplementedError
 
 
-def _peak_of_a_compaction(bench: Any, *, runs: int, rows: int, width: int, max_memory: int) -> tuple[int, int]:
-    columnar = _Gauged({f"run{number}": _Made(rows, runs, number, width) for number in range(runs)})
+def _peak_of_a_compaction(bench: Any, threads: int, *, runs: int, rows: int, width: int, max_memory: int) -> tuple[int, int]:
+    columnar = _Gauged({f"run{number}": _Made(rows, runs, number, width) for number in range(runs)}, threads)
     fields = tuple(zip(bench.rules.field_ids, bench.rules.schema.names, strict=True))
     records = tuple(
         RunRecord(id=f"run{number}", first=number, end=number + 1, slices=(SliceRecord(path=f"run{number}", rows=rows),), fields=fields)
@@ -365,20 +371,67 @@ def _peak_of_a_compaction(bench: Any, *, runs: int, rows: int, width: int, max_m
     log.manifests.commit(lambda m: m.but(cursor=ChainPoint(1, runs), runs=records))
     before = pa.total_allocated_bytes()
     compact_shard(log, columnar, bench.rules, max_memory=max_memory, full=True)
+    assert not columnar.unsynced
     return columnar.peak - before, columnar.rows
 
 
-def test_c06_peak_memory_stays_below_the_limit_at_ten_times_the_data(bench: Any) -> None:
-    peak, rows = _peak_of_a_compaction(bench, runs=8, rows=42_000, width=250, max_memory=8 << 20)
+@pytest.mark.parametrize("threads", [1, 4])
+def test_c06_peak_memory_stays_below_the_limit_at_ten_times_the_data(bench: Any, threads: int) -> None:
+    peak, rows = _peak_of_a_compaction(bench, threads, runs=8, rows=42_000, width=250, max_memory=8 << 20)
     assert rows == 8 * 42_000
     assert rows * 258 > 80 << 20
     assert peak < 8 << 20
 
 
-def test_c06_wide_rows_are_held_few_at_a_time(bench: Any) -> None:
-    peak, rows = _peak_of_a_compaction(bench, runs=4, rows=300, width=64 << 10, max_memory=12 << 20)
+@pytest.mark.parametrize("threads", [1, 4])
+def test_c06_wide_rows_are_held_few_at_a_time(bench: Any, threads: int) -> None:
+    peak, rows = _peak_of_a_compaction(bench, threads, runs=4, rows=300, width=64 << 10, max_memory=12 << 20)
     assert rows == 1200
     assert peak < 12 << 20
+
+
+# -- what takes the place of other files is durable
+
+
+class _Syncing(ArrowColumnar):
+    """Files that are synced apart, while others are written; the sync may fail."""
+
+    parallel_reads = 4
+
+    def __init__(self, store: Any, fails: bool = False) -> None:
+        super().__init__(store)
+        self.fails, self.written, self.synced = fails, list[str](), list[str]()
+
+    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], *, sync: bool = True) -> SliceRecord:
+        assert not sync
+        self.written.append(path)
+        return super().write(path, schema, batches)
+
+    def sync(self, path: str) -> None:
+        if self.fails:
+            raise StoreSyncError(f"{path} could not be synced", object=path)
+        self.synced.append(path)
+
+
+def test_c09_every_slice_is_synced_before_the_commit_names_it(bench: Any) -> None:
+    model = flushed(bench, dict.fromkeys(range(40), "base"), dict.fromkeys(range(20, 60), "newer"))
+    columnar = _Syncing(bench.log().wal_store)
+    at_commit: list[list[str]] = []
+    with hooked(lambda point: at_commit.append(list(columnar.synced)) if point == "compact.written" else None):
+        compact_shard(bench.log(), columnar, bench.rules, max_memory=1 << 20, full=True, slice_rows=16)
+    assert len(columnar.written) == 4
+    assert at_commit == [columnar.written]
+    assert bench.state() == model
+
+
+def test_c09_a_slice_that_cannot_be_synced_takes_the_place_of_nothing(bench: Any) -> None:
+    model = flushed(bench, dict.fromkeys(range(40), "base"), dict.fromkeys(range(20, 60), "newer"))
+    before = bench.manifest.runs
+    columnar = _Syncing(bench.log().wal_store, fails=True)
+    with pytest.raises(StoreSyncError):
+        compact_shard(bench.log(), columnar, bench.rules, max_memory=1 << 20, full=True, slice_rows=16)
+    assert bench.manifest.runs == before
+    assert bench.state() == model
 
 
 # -- C07

@@ -15,6 +15,7 @@ ORDER = [
     "errors",
     "failpoint",
     "clock",
+    "ahead",
     "meters",
     "store",
     "manifest",

@@ -1,0 +1,112 @@
+"""Working ahead: the next results of an iterator are made by a thread while the last ones are being used.
+
+Owns: the thread between one who makes and one who takes, and a thread for one thing that is wanted later. Does not own:
+what is made, nor many of them at once (clock).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from headgate.clock import Clock
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def ahead(clock: Clock, results: Iterator[Result], held: int = 1) -> Iterator[Result]:
+    """The same results in the same order; while one is used, up to ``held`` further ones are made, by one thread."""
+    return worked_ahead(clock, lambda result: result, results, parallel=1, held=held)
+
+
+def worked_ahead(clock: Clock, work: Callable[[Item], Result], items: Iterator[Item], *, parallel: int, held: int = 1) -> Iterator[Result]:
+    """``work`` of each item, in order, by so many threads; while one result is used, up to ``held`` further ones are made.
+
+    The items are made one after the other. An error is raised where its result would have stood. Leaving the iterator early
+    stops the threads after what they are at.
+    """
+    making, lock = clock.lock(), clock.lock()
+    changed = clock.condition(lock)
+    made: dict[int, Result] = {}
+    failures: dict[int, BaseException] = {}
+    taken = given = 0
+    end: int | None = None
+    is_left = False
+
+    def run() -> None:
+        nonlocal taken, end
+        while True:
+            number = -1
+            try:
+                with making:
+                    with lock:
+                        while taken - given >= held and not is_left and end is None:
+                            changed.wait()
+                        if is_left or end is not None:
+                            return
+                        number = taken
+                    item = next(items)
+                    with lock:
+                        taken += 1
+                result = work(item)
+                del item
+            except StopIteration:
+                with lock:
+                    end = number
+                    changed.notify_all()
+                return
+            except BaseException as error:  # a thread's end: raised to the caller below, in its turn
+                with lock:
+                    failures[number] = error
+                    end = min(number + 1, end or number + 1)
+                    changed.notify_all()
+                return
+            with lock:
+                made[number] = result
+                changed.notify_all()
+            del result  # whoever takes it lets it go
+
+    threads = [clock.spawn(run, name=f"headgate-ahead-{number}") for number in range(parallel)]
+    try:
+        while True:
+            with lock:
+                while given not in made and given not in failures and (end is None or given < end):
+                    changed.wait()
+                if given in failures:
+                    raise failures[given]
+                if given not in made:
+                    return
+                result = made.pop(given)
+                given += 1
+                changed.notify_all()
+            yield result
+            del result
+    finally:
+        with lock:
+            is_left = True
+            changed.notify_all()
+        for thread in threads:
+            thread.join()
+
+
+class Task(Generic[Result]):
+    """Something that is done meanwhile."""
+
+    def __init__(self, clock: Clock, work: Callable[[], Result], name: str) -> None:
+        self._done: list[Result] = []
+        self._failure: BaseException | None = None
+        self._thread = clock.spawn(lambda: self._run(work), name=name)
+
+    def _run(self, work: Callable[[], Result]) -> None:
+        try:
+            self._done.append(work())
+        except BaseException as error:  # a thread's end: raised to whoever asks for the result
+            self._failure = error
+
+    def result(self) -> Result:
+        """What came of it, when it is done. Raises what it raised."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        return self._done[0]

@@ -1,0 +1,102 @@
+"""Working ahead: order, errors, bounds, and leaving early."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from headgate.ahead import Task, ahead, worked_ahead
+from headgate.clock import SYSTEM_CLOCK
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 5])
+@pytest.mark.parametrize("held", [1, 3])
+def test_results_come_in_order_however_long_each_takes(parallel: int, held: int) -> None:
+    turns = threading.Barrier(2, timeout=5) if parallel > 1 and held > 1 else None
+
+    def work(number: int) -> int:
+        if turns is not None and number < 2:
+            turns.wait()  # two at once
+        return number * number
+
+    assert list(worked_ahead(SYSTEM_CLOCK, work, iter(range(100)), parallel=parallel, held=held)) == [n * n for n in range(100)]
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_an_error_comes_where_its_result_would_have_stood(parallel: int) -> None:
+    def work(number: int) -> int:
+        if number == 7:
+            raise ValueError("seven")
+        return number
+
+    results = worked_ahead(SYSTEM_CLOCK, work, iter(range(100)), parallel=parallel, held=parallel)
+    assert [next(results) for _ in range(7)] == list(range(7))
+    with pytest.raises(ValueError, match="seven"):
+        next(results)
+
+
+def test_an_error_of_the_items_comes_after_what_they_gave() -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        yield 2
+        raise OSError("no more")
+
+    results = ahead(SYSTEM_CLOCK, items())
+    assert [next(results), next(results)] == [1, 2]
+    with pytest.raises(OSError, match="no more"):
+        next(results)
+
+
+@pytest.mark.parametrize(("parallel", "held"), [(1, 1), (1, 4), (3, 3)])
+def test_no_more_is_made_than_may_be_held(parallel: int, held: int) -> None:
+    made = 0
+
+    def items() -> Iterator[int]:
+        nonlocal made
+        for number in range(60):
+            made += 1
+            yield number
+
+    for given, _ in enumerate(worked_ahead(SYSTEM_CLOCK, lambda n: n, items(), parallel=parallel, held=held), start=1):
+        assert made <= given + held
+
+
+def test_whoever_leaves_early_leaves_no_thread_behind_and_nothing_half_made() -> None:
+    before, is_closed = threading.active_count(), False
+
+    def items() -> Iterator[int]:
+        nonlocal is_closed
+        try:
+            yield from count()
+        finally:
+            is_closed = True
+
+    source = items()
+    results = worked_ahead(SYSTEM_CLOCK, lambda n: n, source, parallel=3, held=3)
+    assert [next(results) for _ in range(10)] == list(range(10))
+    results.close()  # type: ignore[attr-defined]  # it is a generator
+    assert threading.active_count() == before
+    source.close()  # type: ignore[attr-defined]
+    assert is_closed
+
+
+def test_nothing_runs_before_the_first_result_is_asked_for() -> None:
+    before = threading.active_count()
+    results = ahead(SYSTEM_CLOCK, iter([1]))
+    assert threading.active_count() == before
+    assert list(results) == [1]
+
+
+def test_a_task_gives_what_came_of_it_or_raises_what_it_raised() -> None:
+    assert Task(SYSTEM_CLOCK, lambda: 5, "five").result() == 5
+
+    def fails() -> None:
+        raise OSError("the disk is full")
+
+    failed = Task(SYSTEM_CLOCK, fails, "fails")
+    for _ in range(2):
+        with pytest.raises(OSError, match="full"):
+            failed.result()
