@@ -29,6 +29,7 @@ from rows import KEY, SCHEMA, data_bytes, rows
 OURS, LANCE = "headgate", "lance"
 _TESTS = Path(__file__).parent.parent / "tests"
 _ROWS_PER_PUT = 1000
+_SHARDS, _RUNS, _ROWS_PER_RUN = 8, 4, 2000
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -251,6 +252,49 @@ def clients(milliseconds: float, threads: int, lance: bool) -> Contestant:
     return measure
 
 
+def merged_scan(milliseconds: float, lance: bool) -> Contestant:
+    """All rows: by one who has just opened the table, and by one who has read it before. Lance has the same rows as one dataset."""
+
+    def measure(place: Path, scale: Scale) -> Measurements:
+        with network() as net:
+            each, uri = scale.of(_ROWS_PER_RUN), f"s3://bucket/{place.name}"
+            if lance:
+                read = _lance_reader(net, f"{uri}.lance", peers.lance_rows(each * (_RUNS + 1) // 2))
+            else:
+                rule = hg.bucket(KEY, _SHARDS)
+                table = hg.create_table(uri, SCHEMA, KEY, sharding=rule, storage_options=net.options)
+                with table.writer() as writer:
+                    for number in range(_RUNS):  # half of the rows are newer versions of what is there
+                        writer.put(rows(each, number * each // 2)).wait()
+                        writer.flush()
+                read = lambda: (opened := hg.open_table(uri, net.options), lambda: opened.scan().to_arrow())[1]  # noqa: E731
+            first, warm = [], []
+            net.delay(milliseconds / 1e3)
+            for _ in range(3):
+                start = time.perf_counter()
+                scan = read()
+                assert scan().num_rows == each * (_RUNS + 1) // 2
+                first.append((time.perf_counter() - start) * 1e3)
+            requests = sum(n for what, n in net.counts().items() if what != "bytes in") / len(first)
+            for _ in range(scale.of(5)):
+                start = time.perf_counter()
+                scan()
+                warm.append((time.perf_counter() - start) * 1e3)
+            net.delay(0)
+            return {"first ms": percentile(first, 0.5), "warm ms": percentile(warm, 0.5), "requests": requests}
+
+    return measure
+
+
+def _lance_reader(net: Network, uri: str, table: Any) -> Any:
+    try:
+        import lance
+    except ImportError:
+        raise NotHere("pylance is not installed") from None
+    lance.write_dataset(table, uri, storage_options=net.options)
+    return lambda: lance.dataset(uri, storage_options=net.options).to_table
+
+
 QUESTIONS = [
     Question(
         "clients-20",
@@ -271,6 +315,19 @@ QUESTIONS = [
             Target("requests per million rows over Lance's", f"{OURS}.requests/M rows", f"{LANCE}.requests/M rows"),
         ],
         notes=["Lance: puts that do not wait, a tick of 10 ms, close() at the end. Ours: max_inflight=8, entries of up to 1 MiB."],
+        max_rounds=3,
+    ),
+    Question(
+        "scan-20",
+        "All rows of 8 shards with 4 small runs each, half of them replaced, 20 ms a request",
+        {OURS: merged_scan(20, lance=False), LANCE: merged_scan(20, lance=True)},
+        [
+            Target("the first scan over Lance's", f"{OURS}.first ms", f"{LANCE}.first ms"),
+            Target("the next one over Lance's", f"{OURS}.warm ms", f"{LANCE}.warm ms"),
+        ],
+        notes=[
+            "Lance: the rows that count, as one dataset without shards or runs. The server is one process that takes some milliseconds for each request."
+        ],
         max_rounds=3,
     ),
     *(
