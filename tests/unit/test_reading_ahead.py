@@ -24,6 +24,7 @@ from headgate.columnar.lance import LanceColumnar
 from headgate.errors import DataLossError, ObjectMissingError, SnapshotExpiredError
 from headgate.manifest.model import RunRecord
 from headgate.query.lookup import lookup
+from headgate.query.ranges import cut_ranges, scan_range
 from headgate.query.scan import Scan
 from headgate.query.sources import sources_of
 from headgate.query.vector import search
@@ -276,6 +277,14 @@ def test_reads_are_the_same_at_once_and_one_after_the_other(key_budget: int, mon
 def test_vectors_are_found_the_same_at_once_and_one_after_the_other() -> None:
     alone, together = (loading(shards(Far(at_once), 3, VECTORS)) for at_once in (1, 8))
     assert search(together, VECTORS, "vector", [0.5, 0.5], 20).equals(search(alone, VECTORS, "vector", [0.5, 0.5], 20))
+
+
+def test_ranges_of_keys_are_the_same_at_once_and_one_after_the_other() -> None:
+    alone, together = (shards(Far(at_once), 1, count=1)[0].view() for at_once in (1, 8))
+    for part in cut_ranges(alone, 3):
+        found = [pa.Table.from_batches(scan_range(view, None, part.low, part.high, bounds=part.bounds)) for view in (alone, together)]
+        assert found[0].equals(found[1])
+        assert found[0].num_rows
 
 
 def test_tables_without_a_key_are_read_in_order_too() -> None:

@@ -19,6 +19,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
+from headgate.clock import SYSTEM_CLOCK, map_ordered
 from headgate.columnar.base import rows_without_columns
 from headgate.columnar.expression import Filter
 from headgate.errors import InvalidInputError
@@ -230,7 +231,8 @@ def _merged(
     runs = [(index, start, stop) for index, (start, stop) in zip(indexes, part.bounds, strict=True) if start < stop]
     fresh = [(rows, *rows.between(part.low, part.high)) for rows in memory]
     wanted = list(dict.fromkeys([*columns, *(condition.columns if condition else ())]))
-    held = [_held(view.rules, order, *run, wanted) for run in runs[1:]]
+    at_once = view.cache.columnar.scans_at_once  # all of it is held anyway
+    held = list(map_ordered(SYSTEM_CLOCK, lambda run: _held(view.rules, order, *run, wanted), runs[1:], parallel=at_once))
     newer = [keys for keys, _ in held] + [keys for _, keys, _ in fresh if len(keys)]
     hidden = shadowed(newer)
     if runs:
