@@ -14,6 +14,7 @@ import gc
 import json
 import os
 import platform
+import shutil
 import statistics
 import tempfile
 import time
@@ -254,16 +255,24 @@ def main(questions: Sequence[Question], *, default_out: Path, packages: Sequence
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[q.name for q in questions], help="these questions only")
     parser.add_argument("--out", type=Path, default=default_out, help="the JSON file (default %(default)s)")
     parser.add_argument("--folder", type=Path, default=None, help="where to write the data (default: the system's temporary folder)")
+    parser.add_argument("--leave", action="store_true", help="leave the small files in the folder: whoever asked removes them, later")
     asked = parser.parse_args(argv)
     scale = Scale(asked.quick)
     rounds = asked.rounds or (1 if asked.quick else 5)
     console = Console()
     about = {"environment": environment(packages), "rounds": rounds, "quick": asked.quick}
     answers = []
-    with tempfile.TemporaryDirectory(prefix="headgate-bench-", dir=asked.folder) as name, console.status("") as status:
-        for question in questions:
-            if asked.only is None or question.name in asked.only:
-                answers.append(measure(question, rounds, scale, Path(name), status.update))
+    place = Path(tempfile.mkdtemp(prefix="headgate-bench-", dir=asked.folder))
+    try:
+        with console.status("") as status:
+            for question in questions:
+                if asked.only is None or question.name in asked.only:
+                    answers.append(measure(question, rounds, scale, place, status.update))
+    finally:
+        if asked.leave:
+            _free(place)
+        else:
+            shutil.rmtree(place, ignore_errors=True)
     show(answers, console)
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.write_text(json.dumps(document(answers, about), indent=1) + "\n")

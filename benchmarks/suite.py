@@ -52,13 +52,13 @@ def wanted(names: Sequence[str], *, spark: bool) -> dict[str, list[str]]:
 def run(files: Mapping[str, Sequence[str]], *, quick: bool, rounds: int | None, folder: Path | None) -> Report:
     """Run them, one after the other, and put their reports together."""
     report: Report = {"quick": quick, "files": {}}
-    with tempfile.TemporaryDirectory(prefix="headgate-suite-") as place:
+    with tempfile.TemporaryDirectory(prefix="headgate-suite-", dir=folder, ignore_cleanup_errors=True) as place:
         for file, questions in files.items():
             out = Path(place) / f"{file}.json"
             command = [sys.executable, str(HERE / f"{file}.py"), "--out", str(out)]
             command += ["--quick"] if quick else []
             command += ["--rounds", str(rounds)] if rounds else []
-            command += ["--folder", str(folder)] if folder else []
+            command += ["--folder", place, "--leave"]  # many files deleted now would slow those that are made next
             command += ["--only", *questions] if questions else []
             print(f"\n=== {file} ===", file=sys.stderr, flush=True)
             code = subprocess.run(command, check=False, stdout=sys.stderr).returncode
