@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from headgate.ahead import Task
 from headgate.attempt import check_registered, give_back, register, renew, without
+from headgate.clock import Clock
 from headgate.columnar import Columnar
 from headgate.errors import CommitConflictError, DataLossError, NotFoundError, ObjectMissingError
 from headgate.failpoint import failpoint
@@ -208,7 +209,8 @@ def _compact_once(
         # 2. Write, under a name that no other try has (C09).
         runs = [OpenRun(record, columnar) for record in inputs]
         folder = f"shards/{log.shard}-{log.table_id}/runs/{attempt}-{log.clock.token()}"
-        writer = RunWriter(log, columnar, rules, folder, sum(run.rows for run in inputs), progress, slice_rows)
+        clock = log.clock if columnar.parallel_reads > 1 else None
+        writer = RunWriter(log, columnar, rules, folder, sum(run.rows for run in inputs), progress, slice_rows, clock)
         writer.on_slice = _Renewal(log, attempt).renew
         untouched = untouched_slices(runs, rules, slice_rows) if with_oldest and not detach else None
         writer.write(runs, untouched, drop_tombstones=with_oldest, batch_rows=batch_rows_for(runs, max_memory))
@@ -331,13 +333,25 @@ def untouched_slices(runs: Sequence[OpenRun], rules: RowRules, slice_rows: int, 
 
 
 class RunWriter:
-    """Slices of one run, as they come."""
+    """Slices of one run, as they come.
+
+    Args:
+        clock: reading, merging, writing and syncing go on at the same time, by threads of its. None: one after the other.
+    """
 
     def __init__(
-        self, log: ShardLog, columnar: Columnar, rules: RowRules, folder: str, total: int, progress: Progress | None, slice_rows: int
+        self,
+        log: ShardLog,
+        columnar: Columnar,
+        rules: RowRules,
+        folder: str,
+        total: int,
+        progress: Progress | None,
+        slice_rows: int,
+        clock: Clock | None = None,
     ) -> None:
         self._log, self._columnar, self._rules, self._folder = log, columnar, rules, folder
-        self._clock = log.clock if columnar.parallel_reads > 1 else None
+        self._clock = clock
         self._total, self._done, self._progress, self._slice_rows = total, 0, progress, slice_rows
         self.slices: list[SliceRecord] = []
         self._syncing: Task[None] | None = None

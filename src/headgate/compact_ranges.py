@@ -130,7 +130,7 @@ class ShardCompaction:
         # Even slices, not large ones and a rest: a small one is written again the next time.
         slice_rows = -(-total // max(1, -(-total // self.slice_rows))) or 1
         folder = f"shards/{log.shard}-{log.table_id}/runs/{self.attempt}-{log.clock.token()}"
-        writer = RunWriter(log, columnar, self.rules, folder, total, progress, slice_rows)
+        writer = RunWriter(log, columnar, self.rules, folder, total, progress, slice_rows)  # a worker has one core: no threads
         untouched = None
         if self.keeps_slices and parts[0].record.slices:
             untouched = untouched_slices(parts, self.rules, self.slice_rows, slices_min=1)
