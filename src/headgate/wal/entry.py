@@ -154,7 +154,7 @@ def encoded_bytes(rows: pa.RecordBatch) -> int:
     if held <= _NARROW_BYTES * rows.num_rows + _MESSAGE_BYTES and held <= _SMALL_BATCH_BYTES:
         # Few bytes a row: so these are all that its buffers hold, or nearly. Arrow's own count takes ten times as long, and lets go
         # of the interpreter: where many threads put, each of them would be woken for nothing.
-        return held + _MESSAGE_BYTES + _COLUMN_BYTES * rows.num_columns
+        return held + _MESSAGE_BYTES + _COLUMN_BYTES * int(rows.num_columns)
     return int(pa.ipc.get_record_batch_size(rows))
 
 
