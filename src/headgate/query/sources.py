@@ -107,7 +107,7 @@ class RunSource:
         """What is held of it, about, while it is scanned ahead. None: that would gain nothing."""
         if self.run.columnar.scans_at_once <= 1 or not self.mask.count:
             return None
-        return min(self.rows * self._row_bytes(columns), _BATCHES_HELD * _BATCH_BYTES)
+        return min(2 * self.rows * self._row_bytes(columns), _BATCHES_HELD * _BATCH_BYTES)  # as in the file, and as rows
 
     def _then(self, column: str) -> str | None:
         return self.run.names.get(self.rules.field_ids[self.rules.schema.get_field_index(column)])
