@@ -50,6 +50,7 @@ class ManifestChain(Generic[AnyManifest]):
         self._store, self._folder, self._kind, self._clock = store, folder, kind, clock
         self._policy = policy or RetryPolicy()
         self._latest: AnyManifest | None = None  # the highest version seen so far; only ever a lower bound
+        self._proposed: tuple[bytes, AnyManifest | None] = (b"", None)  # what a commit under way has sent
 
     @property
     def folder(self) -> str:
@@ -123,7 +124,10 @@ class ManifestChain(Generic[AnyManifest]):
 
     def _read(self, version: int) -> AnyManifest:
         key = self.key(version)
-        found = decode_document(self._store.get(key), self._kind, key)
+        data, (mine, proposal) = self._store.get(key), self._proposed
+        if proposal is not None and proposal.version == version and bytes(data) == mine:
+            return proposal  # byte for byte what was sent: nothing else is to be found in it
+        found = decode_document(data, self._kind, key)
         if found.version != version:
             raise CorruptEntryError(f"{key} holds version {found.version}", object=key)
         if found.folder not in (None, self._folder):
@@ -182,8 +186,10 @@ class ManifestChain(Generic[AnyManifest]):
     def _create(self, proposal: AnyManifest) -> bool:
         """Create one version and find out, by reading, whether it was a commit."""
         unavailable: StoreUnavailableError | None = None
+        data = encode_document(proposal)
+        self._proposed = (data, proposal)
         try:
-            create_exactly(self._store, self.key(proposal.version), encode_document(proposal), self._clock, self._policy)
+            create_exactly(self._store, self.key(proposal.version), data, self._clock, self._policy)
         except StoreUnavailableError as error:
             unavailable = error
         failpoint("commit.created")
@@ -191,6 +197,8 @@ class ManifestChain(Generic[AnyManifest]):
             latest = self.load()
         except StoreUnavailableError as error:
             raise self._unknown(proposal, str(error)) from error
+        finally:
+            self._proposed = (b"", None)
         happened = contains(latest, proposal)
         if happened is None:
             if unavailable is not None and latest.version < proposal.version:
