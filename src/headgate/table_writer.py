@@ -48,6 +48,7 @@ from headgate.errors import (
     HeadgateError,
     InvalidInputError,
     NotFoundError,
+    ObjectMissingError,
     OutOfSequenceError,
     SchemaMismatchError,
     ShardSplitError,
@@ -499,7 +500,12 @@ class TableWriter:
     def _is_half_loaded(self, id: str) -> bool:
         """Does the checkpoint have a load in some shards only? Then the load is carried out, and the checkpoint taken again."""
         logs = {name: Shard.of(name, self._places, self._watch).log for name in self._writers}
-        versions = [log.manifests.at(log.manifests.load().checkpoints[id].version) for log in logs.values()]
+        try:
+            versions = [log.manifests.at(log.manifests.load().checkpoints[id].version) for log in logs.values()]
+        except (KeyError, ObjectMissingError):
+            raise NotFoundError(
+                f"checkpoint {id} of {self._places.table.uri} is gone already", hint="its lease was over, or the table was dropped"
+            ) from None
         return Transactions(self._places.table_store(), self._clock, logs.__getitem__).finish_those_between(versions)
 
     def _pinned(self, id: str, name: str | None, scope: Literal["all", "durable"], ttl: Duration | None) -> dict[str, HeadgateError]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,6 +12,7 @@ from test_k_clones import SCHEMA, Source, entries, fresh, lose, put, stopping, v
 
 import headgate as hg
 from headgate.failpoint import hooked
+from headgate.table_writer import TableWriter
 from headgate.wal.marker import check_place
 
 ROWS = pa.table({"id": list(range(40)), "value": ["loaded"] * 40}, schema=SCHEMA)
@@ -124,6 +126,20 @@ def test_f11_a_reader_whose_table_is_dropped_under_it_is_told_so_and_not_of_anot
     hg.drop_table(source.uri, confirm=source.uri)
     with pytest.raises(hg.NotFoundError, match="dropped"):
         check_place(shard.log, manifest)
+
+
+def test_f11_a_checkpoint_that_is_gone_before_it_is_given_is_said_to_be(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = TableWriter._pinned
+
+    def overtaken(self: TableWriter, *args: Any) -> Any:
+        found = pinned(self, *args)
+        source.drop_checkpoint()
+        hg.drop_table(source.uri, confirm=source.uri)
+        return found
+
+    monkeypatch.setattr(TableWriter, "_pinned", overtaken)
+    with pytest.raises(hg.NotFoundError, match="gone already"):
+        source.writer.checkpoint(scope="durable")
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "clone"])
