@@ -6,7 +6,7 @@ what is made, nor many of them at once (clock).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Generic, TypeVar
 
 from headgate.clock import Clock
@@ -15,12 +15,12 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def ahead(clock: Clock, results: Iterator[Result], held: int = 1) -> Iterator[Result]:
+def ahead(clock: Clock, results: Iterator[Result], held: int = 1) -> Generator[Result]:
     """The same results in the same order; while one is used, up to ``held`` further ones are made, by one thread."""
     return worked_ahead(clock, lambda result: result, results, parallel=1, held=held)
 
 
-def worked_ahead(clock: Clock, work: Callable[[Item], Result], items: Iterator[Item], *, parallel: int, held: int = 1) -> Iterator[Result]:
+def worked_ahead(clock: Clock, work: Callable[[Item], Result], items: Iterator[Item], *, parallel: int, held: int = 1) -> Generator[Result]:
     """``work`` of each item, in order, by so many threads; while one result is used, up to ``held`` further ones are made.
 
     The items are made one after the other. An error is raised where its result would have stood. Leaving the iterator early

@@ -14,7 +14,8 @@ Tombstones go only when the oldest run is among the inputs: above it they still 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -371,7 +372,10 @@ class RunWriter:
         # Files are read, rows merged and others written at the same time: each takes about as long. Rows so wide that few of
         # them fit are held no more than once.
         clock = self._clock if batch_rows >= _AHEAD_ROWS_LEAST else None
-        merger = RunMerger(runs, self._rules, drop_tombstones=drop_tombstones, batch_rows=batch_rows, clock=clock)
+        with closing(RunMerger(runs, self._rules, drop_tombstones=drop_tombstones, batch_rows=batch_rows, clock=clock)) as merger:
+            self._write_merged(merger, runs, untouched, with_marks)
+
+    def _write_merged(self, merger: RunMerger, runs: Sequence[OpenRun], untouched: Untouched | None, with_marks: bool) -> None:
         if untouched is None:
             self._write_slices(merger.merged(), with_marks)
             return
@@ -396,18 +400,19 @@ class RunWriter:
         self.kept = Kept(self.kept.count + 1, self.kept.rows + part.rows, self.kept.bytes + part.bytes)
         self._note(part.rows, None)
 
-    def _write_slices(self, merged: Iterator[Merged], with_marks: bool) -> None:
+    def _write_slices(self, merged: Generator[Merged], with_marks: bool) -> None:
         schema = self._rules.log_schema
         if with_marks:
             schema = schema.append(pa.field(DELETED, pa.bool_(), False))
-        source = _Rebatched(merged, schema, with_marks, self._note)
-        while not source.is_done():
-            path = f"{self._folder}/{self._written:05d}.lance"
-            self._written += 1
-            self.slices.append(self._columnar.write(path, schema, source.up_to(self._slice_rows), sync=self._clock is None))
-            self._sync(path)
-            self.on_slice()
-            failpoint("compact.slice")
+        with closing(merged):
+            source = _Rebatched(merged, schema, with_marks, self._note)
+            while not source.is_done():
+                path = f"{self._folder}/{self._written:05d}.lance"
+                self._written += 1
+                self.slices.append(self._columnar.write(path, schema, source.up_to(self._slice_rows), sync=self._clock is None))
+                self._sync(path)
+                self.on_slice()
+                failpoint("compact.slice")
 
     def _sync(self, path: str) -> None:
         """Make a slice durable, while the next one is written."""

@@ -9,7 +9,8 @@ columns, and written on. What is held is a batch or two of each run, however lar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 
 import numpy as np
 import pyarrow as pa
@@ -38,13 +39,14 @@ class _Cursor:
         self._rules, self._order, self._names = rules, order, run.names
         batches = self.read(run, batch_rows, slices)
         self._batches = batches if clock is None else ahead(clock, batches)
+        self.close = self._batches.close
         self.rows: pa.RecordBatch | None = None
         self.keys: Keys = order.none()
         self.deleted: Bools | None = None
         self.load()
 
     @staticmethod
-    def read(run: OpenRun, batch_rows: int, slices: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    def read(run: OpenRun, batch_rows: int, slices: Sequence[int]) -> Generator[pa.RecordBatch]:
         for number in slices:
             part = run.slices[number]
             for batch in part.scan(part.schema.names, batch_rows=batch_rows):
@@ -114,7 +116,7 @@ class RunMerger:
         rows = max(1, int(self._batch_rows * min(max(share, _SHARE_LEAST), _SHARE_MOST)))
         return _Cursor(run, self._rules, self._order, rows, slices, clock)
 
-    def merged(self, slices: Sequence[int] | None = None, limit: Keys | None = None) -> Iterator[Merged]:
+    def merged(self, slices: Sequence[int] | None = None, limit: Keys | None = None) -> Generator[Merged]:
         """The merged rows of these slices of the oldest run (None: all) with what newer runs have before ``limit`` (None: to the end).
 
         To be called for one stretch of slices after the other. Without a key: all rows, in order.
@@ -125,14 +127,21 @@ class RunMerger:
                 for batch in _Cursor.read(run, self._batch_rows, oldest if number == 0 else range(len(run.record.slices))):
                     yield _logged(as_now(batch, run.names, self._rules, self._rules.schema.names), self._rules), None
             return
-        cursors = [self._cursor(self._runs[0], oldest), *self._newer]
-        steps = self._steps(cursors, limit)
-        found = (
-            map(self._step, steps)
-            if self._clock is None
-            else worked_ahead(self._clock, self._step, steps, parallel=_STEPS_AT_ONCE, held=_STEPS_AT_ONCE)
-        )
-        yield from ((rows, deleted) for rows, deleted in found if rows.num_rows)
+        with (
+            closing(self._cursor(self._runs[0], oldest)) as cursor,
+            closing(self._worked(self._steps([cursor, *self._newer], limit))) as found,
+        ):
+            yield from ((rows, deleted) for rows, deleted in found if rows.num_rows)
+
+    def close(self) -> None:
+        """No more is wanted: no thread stays behind."""
+        for cursor in self._newer:
+            cursor.close()
+
+    def _worked(self, steps: Iterator[list[_Part]]) -> Generator[Merged]:
+        if self._clock is not None:
+            return worked_ahead(self._clock, self._step, steps, parallel=_STEPS_AT_ONCE, held=_STEPS_AT_ONCE)
+        return (self._step(parts) for parts in steps)
 
     def _steps(self, cursors: Sequence[_Cursor], limit: Keys | None) -> Iterator[list[_Part]]:
         """What is merged at once, oldest first: up to the least last key of all batches nothing more can come from any run."""

@@ -880,3 +880,30 @@ def test_a_writer_is_aborted_in_bounded_time_while_it_compacts(bench: Any) -> No
     store.clear()
     until(lambda: writer.threads_alive() == 0)
     assert bench.state() == {number: f"v{number}" for number in range(4)}
+
+
+def test_a_compaction_that_fails_half_way_leaves_no_thread_behind(bench: Any) -> None:
+    flushed(bench, dict.fromkeys(range(2000), "base"), dict.fromkeys(range(1000, 3000), "newer"))
+    before = threading.active_count()
+    columnar = _Failing(bench.log().wal_store)
+    with pytest.raises(OSError, match="the disk is full"):
+        compact_shard(bench.log(), columnar, bench.rules, max_memory=1 << 18, full=True, slice_rows=600)
+    assert columnar.written == 1
+    assert threading.active_count() == before
+
+
+class _Failing(ArrowColumnar):
+    """Writes one slice, and takes a few rows of the next."""
+
+    parallel_reads = 4
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(store)
+        self.written = 0
+
+    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], *, sync: bool = True) -> SliceRecord:
+        if self.written:
+            next(batches)
+            raise OSError("the disk is full")
+        self.written += 1
+        return super().write(path, schema, batches)
