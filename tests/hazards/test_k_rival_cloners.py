@@ -142,6 +142,19 @@ def test_f11_a_checkpoint_that_is_gone_before_it_is_given_is_said_to_be(source: 
         source.writer.checkpoint(scope="durable")
 
 
+def test_f11_two_droppers_that_saw_different_versions_leave_one(source: Source) -> None:
+    source.drop_checkpoint()
+    log = source.table.shard("0000").log
+
+    def other() -> None:
+        log.manifests.commit(lambda manifest: manifest.but(next_generation=manifest.next_generation + 1))  # as a collector may
+        hg.drop_table(source.uri, confirm=source.uri)
+
+    with hooked(once("drop.fenced", other)):
+        hg.drop_table(source.uri, confirm=source.uri)
+    assert log.manifests.load().state == "dropped"
+
+
 @pytest.mark.parametrize("what", ["checkpoint", "clone"])
 def test_a_load_that_comes_whole_between_the_pins_of_two_shards_is_in_both_or_in_none(tmp_path: Path, what: str) -> None:
     """The first shard is pinned before the load is announced there, so its version does not show that it comes."""

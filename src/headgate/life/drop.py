@@ -17,7 +17,7 @@ Whoever dies on the way leaves a table that cannot be opened; dropping again goe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from headgate.errors import InvalidInputError, NotFoundError, ObjectMissingError
@@ -82,9 +82,9 @@ def drop(places: Places) -> DropReport:
         count, size = _deleted(wal_store, wal_store.list(prefix), count, size)
         wal_store.prune(prefix)
     failpoint("drop.log")
-    kept = {log.manifests.key(last_of[log.shard].version) for log in logs if log.shard in last_of}
-    of_table = (info for info in store.list("shards/") if info.key.split("/", 2)[1].endswith(f"-{table_id}") and info.key not in kept)
-    count, size = _deleted(store, of_table, count, size)
+    last_keys = {log.manifests.folder: log.manifests.key(last_of[log.shard].version) for log in logs if log.shard in last_of}
+    of_table = (info for info in store.list("shards/") if info.key.split("/", 2)[1].endswith(f"-{table_id}"))
+    count, size = _deleted(store, (info for info in of_table if not _stays(info.key, last_keys)), count, size)
     for log in logs:
         store.prune(f"shards/{log.shard}-{table_id}/runs/")
     for prefix in ("txn/", "quarantine/"):
@@ -134,6 +134,16 @@ def _retire(log: ShardLog) -> ShardManifest | None:
         return None
     failpoint("drop.shard")
     return state
+
+
+def _stays(key: str, last_keys: Mapping[str, str]) -> bool:
+    """Is it a shard's last manifest, or a later one?
+
+    t0 A and B drop · t1 A has seen version 5 say "dropped", others commit 6 to it, as one may, B has seen that · t2 A deletes all
+    but 5, B all but 6, and none is left.
+    """
+    last = last_keys.get(f"{key.rpartition('/')[0]}/")
+    return last is not None and key >= last
 
 
 def _deleted(store: Store, infos: Iterable[ObjectInfo], count: int, size: int) -> tuple[int, int]:
