@@ -177,7 +177,6 @@ class LoadJob:
 
     number: int
     write: Write
-    version: int = 0
     is_done: bool = False
 
 

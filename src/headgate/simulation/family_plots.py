@@ -42,6 +42,9 @@ _STOPS = {
     "keeper": ["tip.found", "commit.loaded"],
 }  # fmt: skip
 
+_BETWEEN_PINS = "tip.found"
+"""Of two shards: one is pinned, the other is about to be."""
+
 FAMILY_PLOTS: dict[str, Plot] = {
     "splitter_dies_claimed": Plot("splitter", "split.claimed", dies=True),
     "splitter_sleeps_flushed": Plot("splitter", "split.flushed"),
@@ -57,13 +60,21 @@ FAMILY_PLOTS: dict[str, Plot] = {
     "cloner_sleeps_before_its_pin": Plot("cloner", "clone.begun"),
     "cloner_dies_pinned": Plot("cloner", "clone.pinned", dies=True),
     "cloner_sleeps_pinned": Plot("cloner", "clone.pinned"),
+    "cloner_sleeps_past_its_lease": Plot("cloner", "clone.pinned", seconds=1.0),
     "cloner_sleeps_before_it_copies": Plot("cloner", "store.get.wal"),
     "cloner_dies_half_way": Plot("cloner", "clone.copied", dies=True),
     "cloner_sleeps_with_all_shards": Plot("cloner", "clone.shards", seconds=1.0),
+    "load_between_two_pins": Plot("keeper", "tip.found"),
+    "load_between_two_pins_of_a_clone": Plot("cloner", "tip.found"),
     "clone_is_detached_slowly": Plot("cloner", "detach.shard"),
     "clone_is_dropped_half": Plot("cloner", "drop.log", dies=True),
     "clone_is_dropped_under_its_writer": Plot("cloner", "drop.fenced"),
 }
+
+
+def buckets_of(plot: Plot | None, rng: random.Random) -> int:
+    """How many shards the table begins with."""
+    return 2 if plot is not None and plot.stop == _BETWEEN_PINS else rng.choice([1, 1, 2])
 
 
 def cast_family(world: World, family: Family, plot: Plot | None, rng: random.Random, small: bool) -> list[tuple[Process, Start]]:
@@ -79,7 +90,8 @@ def cast_family(world: World, family: Family, plot: Plot | None, rng: random.Ran
         seconds = rng.choice([0.1, 0.5, 2.0])
         if plot is not None and plot.kind == kind and not stopped:
             stopped = True
-            world.pause(process, plot.stop, rng.choice([0, 0, 0, 1]), seconds=plot.seconds or seconds, dies=plot.dies)
+            skip = rng.choice([1, 1, 3]) if plot.stop == _BETWEEN_PINS else rng.choice([0, 0, 0, 1])
+            world.pause(process, plot.stop, skip, seconds=plot.seconds or seconds, dies=plot.dies)
         elif rng.random() < 0.3:
             world.pause(process, rng.choice(_STOPS[kind]), rng.choice([0, 0, 1, 2]), seconds=seconds, dies=rng.random() < 0.3)
 
@@ -87,7 +99,7 @@ def cast_family(world: World, family: Family, plot: Plot | None, rng: random.Ran
         return (plot is not None and plot.kind == kind) or rng.random() < chance
 
     is_about_clones = plot is not None and plot.kind == "cloner"
-    is_about_splits = plot is not None and not is_about_clones
+    is_about_splits = plot is not None and plot.kind not in ("cloner", "keeper")
     for number in range(1 if small or rng.random() < 0.6 else 2):
         exact = rng.random() < 0.3
         items = family.numbers(rng.randint(2, 5)) if exact else []
@@ -108,15 +120,15 @@ def cast_family(world: World, family: Family, plot: Plot | None, rng: random.Ran
                 add("cloner", f"{number}{'ab'[attempt]}", make)
     if wanted("reader", 0.5):
         add("reader", "", partial(family_reader_process, family, rng=rng))
-    if wanted("loader", 0.35):
+    if wanted("loader", 1.0 if step == _BETWEEN_PINS else 0.35):
         number = family.numbers(1)[0]
         job_of_load = family.loads[number] = LoadJob(number, random_write(family, number, rng))
         for attempt in range(rng.choice([1, 2])):
             add("loader", "ab"[attempt], partial(family_loader_process, family, job=job_of_load, rng=rng))
-    if rng.random() < 0.4:
+    if rng.random() < (0.8 if is_about_clones else 0.4):
         add("compactor", "", partial(family_compactor_process, family, rng=rng))
     if is_about_clones or rng.random() < 0.7:
         add("collector", "", partial(family_collector_process, family, rng=rng, rounds=6 if is_about_clones else 4))
-    if rng.random() < (0.6 if is_about_clones else 0.2):
+    if wanted("keeper", 0.6 if is_about_clones else 0.2):
         add("keeper", "", partial(family_keeper_process, family, rng=rng))
     return parts

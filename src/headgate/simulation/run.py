@@ -36,7 +36,7 @@ from headgate.simulation.actors import (
 from headgate.simulation.checker import judge
 from headgate.simulation.family import Family
 from headgate.simulation.family_judge import judge_family
-from headgate.simulation.family_plots import FAMILY_PLOTS, cast_family
+from headgate.simulation.family_plots import FAMILY_PLOTS, buckets_of, cast_family
 from headgate.simulation.life import LifeStage
 from headgate.simulation.life_plots import LIFE_PLOTS, cast_life
 from headgate.simulation.plots import PLOTS, Plot, cast_table
@@ -196,14 +196,14 @@ def _run_family_schedule(
     scheduler = Scheduler(rng)
     world = World(scheduler, rng, Faults.random(rng, faults), trace=[] if trace else None, ever={}, dwells=rng.choice([0.0, 0.03, 0.1]))
     world.jumps = _JUMPS
-    family = Family(world, keyed=rng.random() < 0.8, buckets=rng.choice([1, 1, 2]), salt=rng.getrandbits(32))
+    family = Family(world, keyed=rng.random() < 0.8, buckets=buckets_of(plot, rng), salt=rng.getrandbits(32))
     problems: list[str] = []
     with (
         hooked(world.at_failpoint),
         hushed(),
         _soon_a_barrier(rng),
         _short_leases(rng, None),
-        _short_holds(rng),
+        _short_holds(rng, plot),
         _any_runs(rng),
         _read_once(),
         _watches_of_each(scheduler),
@@ -236,11 +236,13 @@ def _run_family_schedule(
 
 
 @contextmanager
-def _short_holds(rng: random.Random) -> Iterator[None]:
+def _short_holds(rng: random.Random, plot: Plot | None) -> Iterator[None]:
     """The leases of splits and clones; and stores are believed: a probe of one that fails at times says nothing."""
+    outlived = plot is not None and plot.kind == "cloner" and plot.seconds is not None
     with (
         patch.object(split, "LEASE_SECONDS", rng.choice([0.3, 2.0, 8.0])),
-        patch.object(clone, "_LEASE_SECONDS", rng.choice([0.1, 0.5, 3600.0])),
+        patch.object(clone, "_LEASE_SECONDS", 0.1 if outlived else rng.choice([0.1, 0.5, 3600.0])),
+        patch.object(gc, "LEASE_GRACE_SECONDS", 0.0 if outlived else rng.choice([0.0, 60.0])),
         patch.object(clone, "probe", lambda store, clock: None),
     ):
         yield
