@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,6 +104,7 @@ def torture(place: Path, kills: int, seed: int, patience: float = 3600.0, enviro
                 _kill(driver.pid, with_workers=chance.random() < 0.5)
                 done += 1
                 in_batches += _is_at_work(place)
+                print(f"kill {done} of {kills}, {_batches(place)} batches", flush=True)
         finally:
             if driver.poll() is None:
                 _kill(driver.pid, with_workers=True)
@@ -113,13 +115,11 @@ def torture(place: Path, kills: int, seed: int, patience: float = 3600.0, enviro
 
 def _kill(driver: int, with_workers: bool) -> None:
     """The driver and its JVM are one group of processes; the workers have groups of their own."""
-    workers = [pid for pid in _below(driver) if os.getpgid(pid) != driver] if with_workers else []
+    workers = _below(driver) if with_workers else []
     os.killpg(driver, signal.SIGKILL)
     for pid in workers:
-        try:
+        with suppress(ProcessLookupError):  # it went with the driver, or before
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 def _below(parent: int) -> list[int]:
