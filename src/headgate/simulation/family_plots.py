@@ -53,6 +53,7 @@ FAMILY_PLOTS: dict[str, Plot] = {
     "splitter_dies_before_it_tells_the_table": Plot("splitter", "split.retired", dies=True),
     "split_under_a_put": Plot("writer", "pipeline.encoded"),
     "split_under_an_entry": Plot("writer", "store.create.wal"),
+    "split_under_an_acknowledgement": Plot("writer", "pipeline.persisted"),
     "heir_stops_between_the_parts": Plot("writer", "table.fenced"),
     "split_under_a_reader": Plot("reader", "store.get.shards"),
     "split_under_a_load": Plot("loader", "transaction.announced"),
@@ -66,6 +67,7 @@ FAMILY_PLOTS: dict[str, Plot] = {
     "cloner_sleeps_with_all_shards": Plot("cloner", "clone.shards", seconds=1.0),
     "load_between_two_pins": Plot("keeper", "tip.found"),
     "load_between_two_pins_of_a_clone": Plot("cloner", "tip.found"),
+    "clone_is_rewritten_slowly": Plot("cloner", "compact.registered", seconds=1.0),
     "clone_is_detached_slowly": Plot("cloner", "detach.shard"),
     "clone_is_dropped_half": Plot("cloner", "drop.log", dies=True),
     "clone_is_dropped_under_its_writer": Plot("cloner", "drop.fenced"),
@@ -114,7 +116,7 @@ def cast_family(world: World, family: Family, plot: Plot | None, rng: random.Ran
         for number in range(1 if small or rng.random() < 0.8 else 2):
             job = CloneJob(f"u{number}", f"w{number}" if rng.random() < 0.3 else None)
             family.clones.append(job)
-            drops, detaches = 0.9 if step.startswith("drop.") else 0.35, 0.9 if step.startswith("detach.") else 0.35
+            drops, detaches = 0.9 if step.startswith("drop.") else 0.35, 0.9 if step.startswith(("detach.", "compact.")) else 0.35
             for attempt in range(rng.choice([1, 2])):
                 make = partial(cloner_process, family, job=job, rng=rng, drops=drops, detaches=detaches)
                 add("cloner", f"{number}{'ab'[attempt]}", make)
