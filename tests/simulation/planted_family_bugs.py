@@ -171,6 +171,9 @@ def _not_looked_at() -> list[AbstractContextManager[object]]:
             ('if manifest.state != "splitting" or split is None or split.id != split_id:', "if False:"),
         ),
         changed(
+            split._pinned, ("    now, position =", '    if split is None:\n        raise CommitConflictError("gone")\n    now, position =')
+        ),
+        changed(
             split._retired,
             ('assert manifest.cursor.position == known.cursor.position, "nobody else writes"', "split = known.split"),
         ),

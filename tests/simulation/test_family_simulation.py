@@ -39,6 +39,7 @@ SEED_OF: dict[str, int] = {
     "fenced_writer_sends_everything_again": 15,
     "heir_lets_newer_rows_through_first": 13,
     "reader_goes_on_with_a_shard_that_was_split": 13,
+    "split_does_not_wait_for_loads": 13,
 }
 
 
