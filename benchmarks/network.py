@@ -326,7 +326,8 @@ QUESTIONS = [
             Target("the next one over Lance's", f"{OURS}.warm ms", f"{LANCE}.warm ms"),
         ],
         notes=[
-            "Lance: the rows that count, as one dataset without shards or runs. The server is one process that takes some milliseconds for each request."
+            "Lance: the rows that count, as one dataset without shards or runs. "
+            "The server is one process that takes some milliseconds for each request."
         ],
         max_rounds=3,
     ),
