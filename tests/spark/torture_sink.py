@@ -160,14 +160,17 @@ def _meanwhile(table: hg.Table, puts: int, chance: random.Random) -> int:
 
 
 def _batches(place: Path) -> int:
-    folder = place / "checkpoint" / "commits"
-    return sum(name.name.isdecimal() for name in folder.iterdir()) if folder.exists() else 0
+    return 1 + _highest(place / "checkpoint" / "commits")
+
+
+def _highest(folder: Path) -> int:
+    """Spark keeps the last hundred only: the number tells how many there were."""
+    return max((int(name.name) for name in folder.iterdir() if name.name.isdecimal()), default=-1) if folder.exists() else -1
 
 
 def _is_at_work(place: Path) -> bool:
     """Was a batch begun, and not ended?"""
-    folder = place / "checkpoint" / "offsets"
-    return folder.exists() and sum(name.name.isdecimal() for name in folder.iterdir()) > _batches(place)
+    return 1 + _highest(place / "checkpoint" / "offsets") > _batches(place)
 
 
 def _check(table: hg.Table, files: int, puts: int) -> None:

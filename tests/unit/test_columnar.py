@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import os
 import shutil
 from collections.abc import Iterator
@@ -271,11 +272,24 @@ def test_readers_of_many_slices_and_columns_keep_few_files_open(tmp_path: Path) 
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
         for number, part in enumerate(slices):
-            for columns in (["id"], ["v", "id"]):
+            for columns in (["id"], ["v", "id"], ["id", "name"]):
                 (batch,) = part.scan(columns)
                 assert batch.schema.names == columns
                 assert batch.column("id").to_pylist() == [number, number + 1]
-    assert len(os.listdir("/proc/self/fd")) <= before + most + 10
+    assert len(os.listdir("/proc/self/fd")) <= before + lance_columnar._READERS_OF_A_SLICE_MAX * most + 10
+    del part, slices
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before + 10, "what nobody will read is not kept open"
+
+
+def test_a_large_file_is_not_kept_open_after_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columnar = LanceColumnar(Location.parse(tmp_path), fsync=False)
+    write(columnar, TABLE)
+    part = columnar.open("runs/one/00000.lance")
+    monkeypatch.setattr(lance_columnar, "_READER_BYTES_MAX", 10)
+    before = len(os.listdir("/proc/self/fd"))
+    assert sum(batch.num_rows for batch in part.scan(["id"], batch_rows=7)) == 1000
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_one_slice_is_read_by_many_threads_at_once(tmp_path: Path) -> None:

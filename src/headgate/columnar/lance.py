@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import cached_property
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headgate.clock import SYSTEM_CLOCK
 from headgate.columnar.base import Columnar, Offsets, Slice, VectorColumn, rows_without_columns
 from headgate.errors import InvalidInputError, ObjectMissingError, StoreError, StoreUnavailableError
 from headgate.manifest.model import SliceRecord
@@ -40,38 +40,39 @@ _SCALAR_ROWS_LEAST = 1 << 16
 _PROBES_LEAST, _PROBES_SHARE = 20, 8
 _BATCHES_AHEAD = 4
 _AHEAD_BYTES = 64 << 20
-_READERS_MAX = 128  # each holds a file open
+_READERS_MAX, _READERS_OF_A_SLICE_MAX = 128, 2  # each holds a file open
+_READER_BYTES_MAX = 8 << 20
 _BLOCK_BYTES = 1 << 16  # what lies nearer is read at once: many small reads cost more than what lies between
 
 
 class _Readers:
-    """Readers of files that nobody uses at the moment, those that were used last. One is for one thread at a time."""
+    """Readers of small files that nobody uses at the moment, of the slices that were read last. One is for one thread at a time.
+
+    Without a lock, since whoever lets a slice go may do so anywhere, also in here: each step is one of a dict's own. Of two
+    threads that give something back at once, one may lose it.
+    """
 
     def __init__(self, most: int) -> None:
-        self._most, self._lock = most, SYSTEM_CLOCK.lock()
-        self._free: OrderedDict[Hashable, list[Any]] = OrderedDict()
-        self._count = 0
+        self._most = most
+        self._free: dict[object, dict[tuple[str, ...], Any]] = {}
 
-    def taken(self, key: Hashable) -> Any:
+    def taken(self, slice: object, columns: tuple[str, ...]) -> Any:
         """A reader that is free; None: there is none."""
-        with self._lock:
-            free = self._free.get(key)
-            if not free:
-                return None
-            self._count -= 1
-            reader = free.pop()
-            if not free:
-                del self._free[key]
-            return reader
+        return self._free.get(slice, {}).pop(columns, None)
 
-    def give_back(self, key: Hashable, reader: Any) -> None:
-        with self._lock:
-            self._free.setdefault(key, []).append(reader)
-            self._free.move_to_end(key)
-            self._count += 1
-            while self._count > self._most:
-                _, oldest = self._free.popitem(last=False)
-                self._count -= len(oldest)
+    def give_back(self, slice: object, columns: tuple[str, ...], reader: Any) -> None:
+        free = self._free.pop(slice, {})
+        if len(free) >= _READERS_OF_A_SLICE_MAX:
+            free.clear()
+        free[columns] = reader
+        self._free[slice] = free  # the last one now
+        while len(self._free) > self._most:
+            with suppress(StopIteration, RuntimeError):  # another thread does the same
+                self._free.pop(next(iter(self._free)), None)
+
+    def forget(self, slice: object) -> None:
+        """Nobody will read it again. What is deleted takes room as long as it is open."""
+        self._free.pop(slice, None)
 
 
 _READERS = _Readers(_READERS_MAX)
@@ -231,7 +232,14 @@ class LanceSlice(Slice):
                 raise ObjectMissingError(f"{path} is missing", object=path) from error
             raise StoreUnavailableError(f"{path} could not be opened: {_told(error)}", object=path) from error
         self.num_rows, self.schema = self._dataset.count_rows(), self._dataset.schema
-        self._files = files
+        self._files, self._token = files, object()
+        weakref.finalize(self, _READERS.forget, self._token)
+        fragments = self._dataset.get_fragments()
+        parts = [file for fragment in fragments for file in fragment.data_files()]
+        is_whole = len(parts) == 1 and all(fragment.deletion_file() is None for fragment in fragments)
+        self._file = f"{path}/data/{parts[0].path}" if is_whole else None
+        """The one file of it, as we wrote it. None: somebody else wrote the dataset, in parts or with rows deleted."""
+        self._file_bytes = sum(file.file_size_bytes or _READER_BYTES_MAX for file in parts)
 
     @cached_property
     def _starts(self) -> Offsets:
@@ -247,40 +255,35 @@ class LanceSlice(Slice):
             for at in range(start, end, batch_rows):
                 yield rows_without_columns(min(batch_rows, end - at))
             return
-        # Lance reads ahead as fast as it can, whatever is taken of it: a few batches at a time keep it in bounds.
+        if self._file is None:
+            yield from self._reading(self._scanned(columns, start, end, batch_rows))
+            return
+        # The file itself: planning a query of a dataset takes longer than reading many a run. Lance reads ahead as fast as it
+        # can, whatever is taken of it: a few batches at a time keep it in bounds.
+        wanted, step = tuple(columns), _BATCHES_AHEAD * batch_rows
+        reader = _READERS.taken(self._token, wanted) or next(
+            self._reading(iter([partial(self._files.open_reader, self._file, list(columns))]))
+        )
+        for first in range(start, end, step):
+            rows = min(end, first + step) - first
+            batches = reader.read_range(first, rows, batch_size=batch_rows, batch_readahead=_BATCHES_AHEAD).to_batches()
+            for batch in self._reading(batches):
+                yield batch if batch.schema.names == list(columns) else batch.select(list(columns))
+        if self._file_bytes <= _READER_BYTES_MAX:
+            _READERS.give_back(self._token, wanted, reader)
+
+    def _scanned(self, columns: Sequence[str], start: int, end: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
         step = _BATCHES_AHEAD * batch_rows
         for first in range(start, end, step):
-            yield from self._reading(self._rows(columns, first, min(end, first + step), batch_rows))
-
-    def _rows(self, columns: Sequence[str], first: int, stop: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
-        file = self._file
-        if file is None:
             scanner = self._dataset.scanner(
                 columns=list(columns),
                 batch_size=batch_rows,
                 scan_in_order=True,
                 offset=first,
-                limit=stop - first,
+                limit=min(end, first + step) - first,
                 io_buffer_size=_AHEAD_BYTES,
             )
             yield from scanner.to_batches()
-            return
-        # The file itself: planning a query of a dataset takes longer than reading many a run.
-        key = (self._files, file, *columns)
-        reader = _READERS.taken(key) or self._files.open_reader(file, list(columns))
-        batches = reader.read_range(first, stop - first, batch_size=batch_rows, batch_readahead=_BATCHES_AHEAD).to_batches()
-        _READERS.give_back(key, reader)
-        for batch in batches:
-            yield batch if batch.schema.names == list(columns) else batch.select(list(columns))
-
-    @cached_property
-    def _file(self) -> str | None:
-        """The one file of it, as we wrote it. None: somebody else wrote the dataset, in parts or with rows deleted."""
-        fragments = self._dataset.get_fragments()
-        files = [file for fragment in fragments for file in fragment.data_files()]
-        if len(files) != 1 or any(fragment.deletion_file() is not None for fragment in fragments):
-            return None
-        return f"{self._path}/data/{files[0].path}"
 
     def matching(self, filter: str, columns: Sequence[str]) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
         scanner = self._dataset.scanner(
