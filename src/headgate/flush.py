@@ -26,10 +26,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
+from headgate.ahead import ahead
 from headgate.clock import Thread
 from headgate.columnar import Columnar
 from headgate.compact import pick
@@ -389,7 +390,10 @@ class Generations:
         # A fresh name for every try: what a failed one left behind can never be taken for this one (C09).
         attempt = f"g{generation:010d}-{self._clock.token()}"
         path = f"shards/{log.shard}-{log.table_id}/runs/{attempt}/00000.lance"
-        part = self._columnar.write(path, run_schema(merged), run_batches(merged))
+        batches: Iterator[pa.RecordBatch] = run_batches(merged)
+        if self._columnar.parallel_reads > 1 and not merged.is_sorted:  # the next rows are gathered while the last ones are written
+            batches = ahead(self._clock, batches)
+        part = self._columnar.write(path, run_schema(merged), batches)
         assert part.rows == merged.num_rows, "every row is in the file"
         # Durable by now, folders too: the manifest that names it lets collection take the entries it replaces (R17).
         failpoint("flush.written")

@@ -31,6 +31,11 @@ class RunRows:
     """Which rows are tombstones. None: none is."""
 
     @property
+    def is_sorted(self) -> bool:
+        """Did they stand as they are wanted? Else each batch is gathered when it is asked for."""
+        return self._order is None
+
+    @property
     def num_rows(self) -> int:
         return self._all.num_rows if self._order is None else len(self._order)
 
