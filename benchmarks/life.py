@@ -240,7 +240,7 @@ QUESTIONS = [
     ),
     _merge_question(
         "clustered",
-        "The same, all updates within a tenth of the keys",
+        "Merge 5 M updates, all within a tenth of the keys, into 10 M rows",
         True,
         [Target("updates/s beside Lance", f"{OURS}.updates/s", f"{LANCE}.updates/s", at_least=3)],
     ),

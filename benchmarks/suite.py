@@ -178,7 +178,7 @@ def _machine(report: Report) -> str:
         name: version for part in report["files"].values() for name, version in part.get("environment", {}).get("versions", {}).items()
     }
     told = ", ".join(f"{name} {version}" for name, version in versions.items() if name != "headgate")
-    return f"{about.get('system', '')}, {about.get('cores', '?')} cores, Python {about.get('python', '')}; {told}"
+    return f"{str(about.get('system', '')).split(' ')[0]}, {about.get('cores', '?')} cores, Python {about.get('python', '')}; {told}"
 
 
 def _slug(text: str) -> str:
@@ -210,24 +210,30 @@ def _bars(metric: str, bars: Sequence[tuple[str, float]]) -> str:
 
 
 def readme_table(report: Report) -> str:
-    """The table of the README: what was measured beside others, and nothing else."""
+    """The table of the README: of each question the first thing that was asked of it, and whatever was missed."""
+    told = [(name, question, target) for name, question in questions_of(report) for target in _told(question)]
+    counts = [len(target["rounds"]) for _, _, target in told] or [0]
+    rounds = str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
     lines = [
         README_BEGIN,
-        f"{_machine(report)}. Medians of ratios within a",
-        "round; `./headgate bench --readme` repeats the run and writes this table.",
+        f"{_machine(report)}.",
+        f"Medians of ratios within a round, {rounds} rounds, and their spread; `./headgate bench --readme` repeats it and writes this",
+        "table, with the first thing that was asked of each question and whatever was missed; its page has all of it.",
         "",
         "| what | measured | rounds | asked | |",
         "| --- | ---: | ---: | ---: | --- |",
     ]
-    for name, question in questions_of(report):
-        for target in question["targets"]:
-            if target["measured"] is None or (target["rival"] is None and target["holds"] is None):
-                continue
-            verdict = {None: "", True: "✓", False: "missed"}[target["holds"]]
-            value = shown(target["measured"]) + (" ×" if target["rival"] else "")
-            spread = f"{shown(min(target['rounds']))}–{shown(max(target['rounds']))}"
-            lines.append(f"| {question['title']}: {target['says']} (`{name}`) | {value} | {spread} | {_bound(target)} | {verdict} |")
+    for name, question, target in told:
+        verdict = "✓" if target["holds"] else "missed"
+        value = shown(target["measured"]) + (" ×" if target["rival"] else "")
+        spread = f"{shown(min(target['rounds']))}–{shown(max(target['rounds']))}"
+        lines.append(f"| {question['title']}: {target['says']} (`{name}`) | {value} | {spread} | {_bound(target)} | {verdict} |")
     return "\n".join([*lines, README_END])
+
+
+def _told(question: Mapping[str, Any]) -> list[dict[str, Any]]:
+    judged = [target for target in question["targets"] if target["measured"] is not None and target["holds"] is not None]
+    return [target for number, target in enumerate(judged) if number == 0 or not target["holds"]]
 
 
 def with_table(readme: str, table: str) -> str:

@@ -117,6 +117,16 @@ def test_the_readme_has_a_place_for_the_table_and_only_that_changes(suite: Modul
         suite.with_table("# A README", table)
 
 
+def test_the_readme_tells_what_was_missed_and_one_thing_of_each_question(suite: ModuleType) -> None:
+    several = question(rounds=(3.0,))
+    good, bad = dict(several["targets"][0], says="another"), dict(several["targets"][0], says="too slow", measured=1.0, holds=False)
+    unasked = dict(several["targets"][0], says="by the way", at_least=None, holds=None)
+    table = suite.readme_table(report({**several, "targets": [unasked, *several["targets"], good, bad]}))
+    assert ["beside Lance" in table, "too slow" in table] == [True, True]
+    assert ["another" in table, "by the way" in table] == [False, False]
+    assert "1 rounds" in table
+
+
 def test_comparing_a_report_with_itself_finds_nothing_and_says_so(
     suite: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
