@@ -34,34 +34,41 @@ def worked_ahead(clock: Clock, work: Callable[[Item], Result], items: Iterator[I
     end: int | None = None
     is_left = False
 
+    def fail(number: int, error: BaseException) -> None:
+        nonlocal end
+        with lock:
+            failures[number] = error
+            end = number + 1 if end is None else min(end, number + 1)
+            changed.notify_all()
+
     def run() -> None:
         nonlocal taken, end
         while True:
-            number = -1
-            try:
-                with making:
-                    with lock:
-                        while taken - given >= held and not is_left and end is None:
-                            changed.wait()
-                        if is_left or end is not None:
-                            return
-                        number = taken
+            with making:
+                with lock:
+                    while taken - given >= held and not is_left and end is None:
+                        changed.wait()
+                    if is_left or end is not None:
+                        return
+                    number = taken
+                try:
                     item = next(items)
+                except StopIteration:
                     with lock:
-                        taken += 1
+                        end = number
+                        changed.notify_all()
+                    return
+                except BaseException as error:  # a thread's end: raised to the caller below, in its turn
+                    fail(number, error)
+                    return
+                with lock:
+                    taken += 1
+            try:
                 result = work(item)
-                del item
-            except StopIteration:
-                with lock:
-                    end = number
-                    changed.notify_all()
+            except BaseException as error:  # the same
+                fail(number, error)
                 return
-            except BaseException as error:  # a thread's end: raised to the caller below, in its turn
-                with lock:
-                    failures[number] = error
-                    end = min(number + 1, end or number + 1)
-                    changed.notify_all()
-                return
+            del item
             with lock:
                 made[number] = result
                 changed.notify_all()

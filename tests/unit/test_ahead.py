@@ -38,6 +38,16 @@ def test_an_error_comes_where_its_result_would_have_stood(parallel: int) -> None
         next(results)
 
 
+def test_work_that_runs_out_of_something_is_an_error_and_no_end() -> None:
+    def work(number: int) -> int:
+        return next(iter([number] if number < 3 else []))
+
+    results = worked_ahead(SYSTEM_CLOCK, work, iter(range(9)), parallel=2, held=2)
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(RuntimeError):
+        next(results)
+
+
 def test_an_error_of_the_items_comes_after_what_they_gave() -> None:
     def items() -> Iterator[int]:
         yield 1
@@ -77,7 +87,7 @@ def test_whoever_leaves_early_leaves_no_thread_behind_and_nothing_half_made() ->
     source = items()
     results = worked_ahead(SYSTEM_CLOCK, lambda n: n, source, parallel=3, held=3)
     assert [next(results) for _ in range(10)] == list(range(10))
-    results.close()  # type: ignore[attr-defined]  # it is a generator
+    results.close()
     assert threading.active_count() == before
     source.close()  # type: ignore[attr-defined]
     assert is_closed

@@ -114,21 +114,26 @@ def run_schedule(
     if rng.random() < 0.15 and not small:
         stages.append(Stage(world, Ledger(), "table1", other_wal_id()))
     chosen = SCENES[scene] if scene is not None else SCENES[rng.choice(list(SCENES))] if rng.random() < 0.3 else None
-    problems: list[str] = []
     with hooked(world.at_failpoint), hushed(), _soon_a_barrier(rng):
-        try:
-            play(world, stages, chosen, rng, small)
-        except SimulationStuck as error:
-            problems.append(f"HANG: {error}")
-        finally:
-            for process in world.processes:
-                if process.alive:
-                    process.end()
+        problems = _played(world, lambda: play(world, stages, chosen, rng, small))
     problems += [problem for stage in stages for problem in stage.ledger.problems]
     for task, escaped in scheduler.escaped:
         problems.append(f"ESCAPED: {task.name}: {escaped!r}")
     acknowledged = sum(len(stage.ledger.acked) for stage in stages)
     return Outcome(seed, problems, scheduler.steps, world.struck, acknowledged, trace=world.trace or [])
+
+
+def _played(world: World, play: Callable[[], None]) -> list[str]:
+    """Play to the end, whatever comes. What is wrong with that itself: nobody could go on."""
+    try:
+        play()
+    except SimulationStuck as error:
+        return [f"HANG: {error}"]
+    finally:
+        for process in world.processes:
+            if process.alive:
+                process.end()
+    return []
 
 
 _MODES: tuple[Literal["wal", "memtable", "life"], ...] = ("memtable", "wal", "wal", "memtable", "wal", "wal", "life", "wal", "wal")
@@ -143,16 +148,8 @@ def _run_table_schedule(
     world = World(scheduler, rng, Faults.random(rng, faults), trace=[] if trace else None, ever={}, dwells=rng.choice([0.0, 0.03, 0.1]))
     ledger = TableLedger()
     stage = TableStage(world, ledger, keyed=rng.random() < 0.7, filters=rng.random() < 0.15, salt=rng.getrandbits(32))
-    problems: list[str] = []
     with hooked(world.at_failpoint), hushed(), _soon_a_barrier(rng):
-        try:
-            play_table(world, stage, plot, rng, small)
-        except SimulationStuck as error:
-            problems.append(f"HANG: {error}")
-        finally:
-            for process in world.processes:
-                if process.alive:
-                    process.end()
+        problems = _played(world, lambda: play_table(world, stage, plot, rng, small))
     problems += ledger.problems
     problems += [f"ESCAPED: {task.name}: {escaped!r}" for task, escaped in scheduler.escaped]
     return Outcome(seed, problems, scheduler.steps, world.struck, len(ledger.acked), len(ledger.reads), "memtable", trace=world.trace or [])
@@ -167,16 +164,8 @@ def _run_life_schedule(
     world = World(scheduler, rng, Faults.random(rng, faults), trace=[] if trace else None, ever={}, dwells=rng.choice([0.0, 0.03, 0.1]))
     shards = 1 if rng.random() < 0.35 else 2
     stage = LifeStage(world, shards, keyed=rng.random() < 0.8, filters=rng.random() < 0.1, salt=rng.getrandbits(32))
-    problems: list[str] = []
     with hooked(world.at_failpoint), hushed(), _soon_a_barrier(rng), _short_leases(rng, plot), _any_runs(rng), _read_once():
-        try:
-            play_life(world, stage, plot, rng, small)
-        except SimulationStuck as error:
-            problems.append(f"HANG: {error}")
-        finally:
-            for process in world.processes:
-                if process.alive:
-                    process.end()
+        problems = _played(world, lambda: play_life(world, stage, plot, rng, small))
     problems += stage.problems()
     problems += [f"ESCAPED: {task.name}: {escaped!r}" for task, escaped in scheduler.escaped]
     ledgers = [table.table_ledger for table in stage.shards.values()]
@@ -197,7 +186,6 @@ def _run_family_schedule(
     world = World(scheduler, rng, Faults.random(rng, faults), trace=[] if trace else None, ever={}, dwells=rng.choice([0.0, 0.03, 0.1]))
     world.jumps = _JUMPS
     family = Family(world, keyed=rng.random() < 0.8, buckets=buckets_of(plot, rng), salt=rng.getrandbits(32))
-    problems: list[str] = []
     with (
         hooked(world.at_failpoint),
         hushed(),
@@ -208,14 +196,7 @@ def _run_family_schedule(
         _read_once(),
         _watches_of_each(scheduler),
     ):
-        try:
-            play_family(world, family, plot, rng, small)
-        except SimulationStuck as error:
-            problems.append(f"HANG: {error}")
-        finally:
-            for process in world.processes:
-                if process.alive:
-                    process.end()
+        problems = _played(world, lambda: play_family(world, family, plot, rng, small))
     problems += family.problems
     problems += [f"ESCAPED: {task.name}: {escaped!r}" for task, escaped in scheduler.escaped]
     acknowledged = sum(len(member.acked) for member in family.members)
