@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 
 import pyarrow as pa
 
@@ -390,10 +391,11 @@ class Generations:
         # A fresh name for every try: what a failed one left behind can never be taken for this one (C09).
         attempt = f"g{generation:010d}-{self._clock.token()}"
         path = f"shards/{log.shard}-{log.table_id}/runs/{attempt}/00000.lance"
-        batches: Iterator[pa.RecordBatch] = run_batches(merged)
+        batches = run_batches(merged)
         if self._columnar.parallel_reads > 1 and not merged.is_sorted:  # the next rows are gathered while the last ones are written
             batches = ahead(self._clock, batches)
-        part = self._columnar.write(path, run_schema(merged), batches)
+        with closing(batches):
+            part = self._columnar.write(path, run_schema(merged), batches)
         assert part.rows == merged.num_rows, "every row is in the file"
         # Durable by now, folders too: the manifest that names it lets collection take the entries it replaces (R17).
         failpoint("flush.written")

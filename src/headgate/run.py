@@ -6,7 +6,7 @@ flush, compaction), which of several runs' rows count (query).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -148,7 +148,7 @@ def run_schema(merged: RunRows) -> pa.Schema:
     return merged.schema if merged.deleted is None else merged.schema.append(pa.field(DELETED, pa.bool_(), False))
 
 
-def run_batches(merged: RunRows) -> Iterator[pa.RecordBatch]:
+def run_batches(merged: RunRows) -> Generator[pa.RecordBatch]:
     """A run's rows, with the column that marks tombstones where there are any."""
     start, schema = 0, run_schema(merged)
     for batch in merged.batches(_BATCH_ROWS):
