@@ -311,7 +311,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_r16_abort_ends_with_puts_waiting_for_room_queued_and_in_a_hanging_request(bench: Any, arrivals: Any) -> None:
     came = arrivals("create", ".arrow")
     store = bench.faulty(before=came)
-    writer = bench.writer(store, max_wal_buffer_size=1, max_inflight=2, max_unflushed_memtable_bytes=2000)
+    writer = bench.writer(store, max_wal_buffer_size=1, max_inflight=2, max_unflushed_memtable_bytes=10_000)
     store.add(Fault("create", "hang", key=".arrow"))
     acks = [writer.put(bench.rows(number)) for number in range(4)]
     came.wait_for(2)
@@ -319,7 +319,7 @@ def test_r16_abort_ends_with_puts_waiting_for_room_queued_and_in_a_hanging_reque
 
     def blocked() -> None:
         try:
-            writer.put(bench.rows(*range(100, 400)))
+            writer.put(bench.rows(*range(100, 2100)))
         except hg.HeadgateError as error:
             refused.append(error)
 
