@@ -105,7 +105,7 @@ class Generations:
         self._replayed_entries = self._replayed_rows = 0
         self._schema: pa.Schema | None = None
         self._highest_field = 0  # of all columns that replayed rows have
-        self._on_taken: Callable[[Fresh], None] | None = None
+        self._on_taken: Callable[[MemTable], None] | None = None
 
     # -- replay
 
@@ -153,7 +153,7 @@ class Generations:
         claim: Claim,
         pipeline: Pipeline,
         producers: Callable[[], dict[str, ProducerMark]],
-        on_taken: Callable[[Fresh], None] | None = None,
+        on_taken: Callable[[MemTable], None] | None = None,
     ) -> None:
         """The claim is verified: from now on entries come from the pipeline.
 
@@ -165,7 +165,7 @@ class Generations:
             if not self.active.entries:
                 self._tables = (MemTable(claim.first),)
             elif on_taken is not None:
-                on_taken(self.active.view())
+                on_taken(self.active)
             self._account()
         REPLAYED_ENTRIES.add(self._replayed_entries, *self._place)
         REPLAYED_ROWS.add(self._replayed_rows, *self._place)
@@ -184,7 +184,7 @@ class Generations:
             active = self.active
         active.append(epoch, position, puts, size_bytes, self._clock.monotonic())
         if self._on_taken is not None:
-            self._on_taken(active.view())
+            self._on_taken(active)
         if (
             active.bytes >= config.max_memtable_size
             or active.rows >= config.max_memtable_rows
@@ -212,7 +212,7 @@ class Generations:
             if len(self._tables) == len(before) or self._pipeline is None:
                 return
             if self._on_taken is not None and self.active is not before[-1]:
-                self._on_taken(self.active.view())
+                self._on_taken(self.active)
             self._account()
             self._call()
 
@@ -221,7 +221,7 @@ class Generations:
         if self._pipeline is not None:
             crowded = len(self._tables) - 1 > self._config.max_pending_generations
             # What is being flushed counts thrice: its rows, the sorted copy of them, and what the files' writer makes of that.
-            held = sum(memtable.bytes for memtable in self._tables) + self._copied_bytes
+            held = sum([memtable.bytes for memtable in self._tables]) + self._copied_bytes
             self._pipeline.retain(held, crowded=crowded, stalled=self._stalled)
 
     @property

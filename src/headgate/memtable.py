@@ -111,22 +111,26 @@ class MemTable:
         held = self._held
         if position < held.end.position:
             return
-        rows = held.rows + sum(put.rows.num_rows for put in puts)
-        # What an interrupted call may have left.
-        del self._puts[held.batches :], self._positions[held.entries :], self._entries[held.entries :]
+        batches, bytes_ = held.batches + len(puts), held.bytes + size_bytes
+        rows = held.rows + (puts[0].rows.num_rows if len(puts) == 1 else sum([put.rows.num_rows for put in puts]))
+        if len(self._entries) != held.entries or len(self._puts) != held.batches or len(self._positions) != held.entries:
+            self._sweep()
         self._puts += puts
         self._positions.append(position)
-        self._entries.append(_Entry(epoch, held.batches + len(puts), rows, held.bytes + size_bytes))
-        end = ChainPoint(epoch, position + 1)
-        self._held = _Held(
-            held.batches + len(puts), held.entries + 1, rows, held.bytes + size_bytes, end, now if held.born is None else held.born
-        )
+        self._entries.append(_Entry(epoch, batches, rows, bytes_))
+        born = now if held.born is None else held.born
+        self._held = _Held(batches, held.entries + 1, rows, bytes_, ChainPoint(epoch, position + 1), born)
+
+    def _sweep(self) -> None:
+        """Take out what an interrupted call left."""
+        held = self._held
+        del self._puts[held.batches :], self._positions[held.entries :], self._entries[held.entries :]
 
     def append_all(self, entries: Entries, now: float) -> None:
         """Take entries that follow each other; none of them was taken before."""
         held, epoch = self._held, entries.epoch
         assert entries.position >= held.end.position, "in order, each once"
-        del self._puts[held.batches :], self._positions[held.entries :], self._entries[held.entries :]
+        self._sweep()
         rows = [0, *accumulate(put.rows.num_rows for put in entries.puts)]
         ends = list(accumulate(entries.counts))
         sizes = accumulate(entries.sizes)

@@ -39,7 +39,7 @@ from headgate.flush import Generations
 from headgate.indexes import indexed_scalars, indexed_vectors
 from headgate.keys import rows_of
 from headgate.manifest.model import ChainPoint, ProducerMark, ShardManifest
-from headgate.memtable import Fresh, MemTableStats, unpinned
+from headgate.memtable import MemTable, MemTableStats, unpinned
 from headgate.quarantine import Quarantine, split_bad
 from headgate.query.fresh_index import FreshIndexes, FreshIndexStats
 from headgate.query.scan import Scan
@@ -418,11 +418,11 @@ class ShardWriter:
             while len(known.acks) > _ACKS_KEPT_PER_PRODUCER and next(iter(known.acks.values())).done():
                 known.acks.popitem(last=False)
 
-    def _index(self, fresh: Fresh) -> None:
+    def _index(self, memtable: MemTable) -> None:
         """Under the lock: rows were taken. A row that cannot be indexed is no reason to fail its put: searches look at it themselves."""
         try:
             assert self._indexes is not None
-            self._indexes.taken(fresh)
+            self._indexes.taken(memtable)
         except Exception as error:
             logger.warning("shard %s: fresh rows could not be indexed: %s", self.shard, error)
 

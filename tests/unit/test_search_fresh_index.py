@@ -110,11 +110,11 @@ def test_ways_of_cutting_are_kept_apart() -> None:
 def test_a_sync_writer_indexes_a_put_when_it_is_acknowledged(cut_rows: list[int]) -> None:
     indexes = indexes_of(ShardWriterConfig(sync_indexed_write=True))
     memtable = MemTable(ChainPoint(1, 0))
-    indexes.taken(grow(memtable, put(0, ["a", "b"])))
-    indexes.taken(grow(memtable, put(2, ["c"]), put(3, ["d"])))
+    indexes.taken(grow(memtable, put(0, ["a", "b"])).memtable)
+    indexes.taken(grow(memtable, put(2, ["c"]), put(3, ["d"])).memtable)
     assert cut_rows == [2, 2]
     assert (indexes.stats().indexed_rows, indexes.stats().waiting_rows) == (4, 0)
-    indexes.taken(grow(MemTable(ChainPoint(1, 2)), put(9, ["e"])))
+    indexes.taken(grow(MemTable(ChainPoint(1, 2)), put(9, ["e"])).memtable)
     assert indexes.stats().indexed_rows == 5, "rows of the next MemTable are counted from its start"
     words_of_fresh(memtable.view(), RULES, "body", PLAIN)
     assert cut_rows == [2, 2, 1], "a search finds them made"
@@ -124,7 +124,7 @@ def test_an_async_writer_leaves_rows_waiting_and_a_search_covers_them(cut_rows: 
     indexes = indexes_of(ShardWriterConfig(sync_indexed_write=False, async_index_buffer_rows=1000, async_index_interval=1000.0))
     memtable = MemTable(ChainPoint(1, 0))
     fresh = grow(memtable, put(0, ["a", "b"]))
-    indexes.taken(fresh)
+    indexes.taken(fresh.memtable)
     assert indexes.stats().waiting_rows == 2
     assert cut_rows == []
     assert told(words_of_fresh(fresh, RULES, "body", PLAIN)) == [["a"], ["b"]]
@@ -147,7 +147,7 @@ def test_an_async_pass_runs_when_enough_rows_wait() -> None:
     memtable = MemTable(ChainPoint(1, 0))
     for number in range(3):
         assert indexes.stats().indexed_rows == 0
-        indexes.taken(grow(memtable, put(number, ["a"])))
+        indexes.taken(grow(memtable, put(number, ["a"])).memtable)
     eventually(lambda: indexes.stats().indexed_rows == 3)
     indexes.stop()
 
@@ -156,7 +156,7 @@ def test_an_async_pass_runs_when_its_interval_is_over() -> None:
     indexes = indexes_of(ShardWriterConfig(sync_indexed_write=False, async_index_buffer_rows=1000, async_index_interval=0.01))
     memtable = MemTable(ChainPoint(1, 0))
     for number in range(3):
-        indexes.taken(grow(memtable, put(number, ["a"])))
+        indexes.taken(grow(memtable, put(number, ["a"])).memtable)
         eventually(lambda n=number: indexes.stats().indexed_rows == n + 1)  # type: ignore[misc]
     indexes.stop()
 
@@ -164,11 +164,11 @@ def test_an_async_pass_runs_when_its_interval_is_over() -> None:
 def test_only_the_indexes_that_a_writer_is_given_are_maintained(cut_rows: list[int]) -> None:
     memtable = MemTable(ChainPoint(1, 0))
     fresh = grow(memtable, put(0, ["a"]))
-    indexes_of(ShardWriterConfig(index_configs=[]), TEXT).taken(fresh)
-    indexes_of(ShardWriterConfig(index_configs=[scalar_index("id"), vector_index("v")]), TEXT).taken(fresh)
-    indexes_of(ShardWriterConfig(), text_index("dropped_since")).taken(fresh)
+    indexes_of(ShardWriterConfig(index_configs=[]), TEXT).taken(fresh.memtable)
+    indexes_of(ShardWriterConfig(index_configs=[scalar_index("id"), vector_index("v")]), TEXT).taken(fresh.memtable)
+    indexes_of(ShardWriterConfig(), text_index("dropped_since")).taken(fresh.memtable)
     assert cut_rows == []
-    indexes_of(ShardWriterConfig(index_configs=[text_index("body")]), text_index("title")).taken(fresh)
+    indexes_of(ShardWriterConfig(index_configs=[text_index("body")]), text_index("title")).taken(fresh.memtable)
     assert cut_rows == [1]
 
 
@@ -181,9 +181,9 @@ def test_stopping_ends_the_thread_and_what_went_wrong_in_it_is_told(monkeypatch:
         raise MemoryError("no room")
 
     monkeypatch.setattr(fresh_index, "words_of_fresh", broken)
-    indexes.taken(grow(MemTable(ChainPoint(1, 0)), put(0, ["a"])))
+    indexes.taken(grow(MemTable(ChainPoint(1, 0)), put(0, ["a"])).memtable)
     assert began.wait(10)
     with pytest.raises(MemoryError):
         indexes.stop()
-    indexes.taken(grow(MemTable(ChainPoint(1, 0)), put(0, ["a"])))
+    indexes.taken(grow(MemTable(ChainPoint(1, 0)), put(0, ["a"])).memtable)
     assert indexes.stats().indexed_rows == 0

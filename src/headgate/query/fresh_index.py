@@ -124,15 +124,18 @@ class FreshIndexes:
         self._stopping = False
         self._failure: Exception | None = None
 
-    def taken(self, fresh: Fresh) -> None:
-        """The MemTable has grown to this. In order, by one thread at a time; it waits for no store."""
-        texts = self._texts()
+    def taken(self, memtable: MemTable) -> None:
+        """It has grown. In order, by one thread at a time; it waits for no store."""
+        if not self._texts():
+            self._growing = None  # should one come, all rows are new to it
+            return
+        fresh = memtable.view()
         with self._lock:
             if self._growing is None or self._growing() is not fresh.memtable:
                 self._growing, self._rows = ref(fresh.memtable), 0
             new = fresh.memtable.rows - self._rows
             self._rows += new
-            if not texts or self._stopping:
+            if self._stopping:
                 return
             self._waiting[fresh.memtable] = fresh
             self._waiting_rows += new
@@ -176,8 +179,10 @@ class FreshIndexes:
 
     def _texts(self) -> list[TextIndex]:
         chosen = self._config.index_configs
-        schema = self._rules().schema
         indexes = self._indexes() if chosen is None else chosen
+        if not indexes:
+            return []
+        schema = self._rules().schema
         return [index for index in indexes if isinstance(index, TextIndex) and index.column in schema.names]
 
     def _run(self) -> None:
