@@ -2,9 +2,9 @@
 
     python benchmarks/spark_jobs.py [--quick] [--rounds N] [--only NAME …] [--out FILE]
 
-A table with a base of all rows and four newer runs with some of them again is compacted on two cores: as one
-shard by one task, as four shards beside each other, and as one shard by four tasks. Each round compacts a copy
-of its own. A time counts only after the rows were counted, and the table verified.
+A table with a base of all rows and four newer runs with some of them again is compacted on two cores: as four shards
+beside each other, one of these four alone, as one shard with all rows by one task, and by four. Each round compacts a
+copy of its own. A time counts only after the rows were counted, and the table verified.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import headgate as hg
 import headgate.spark as hgs
 from harness import Measurements, Question, Scale, Target, main
 
-ONE, FOUR_SHARDS, FOUR_TASKS, HERE = "one shard, one task", "four shards", "one shard, four tasks", "one shard, without Spark"
+ONE_OF_FOUR, FOUR_SHARDS = "one of four shards", "four shards"
+ONE, FOUR_TASKS, HERE = "one shard, one task", "one shard, four tasks", "one shard, without Spark"
 _ROWS = 8_000_000
 _NEWER = 0.05
 _PUT_ROWS = 200_000
@@ -74,19 +75,21 @@ class Data:
 data = Data()
 
 
-def compacted(shards: int, tasks: int | None, folder: Path, scale: Scale) -> Measurements:
+def compacted(shards: int, tasks: int | None, folder: Path, scale: Scale, alone: bool = False) -> Measurements:
+    """``alone``: the first shard only."""
     rows = scale.of(_ROWS)
     table = data.table(folder, shards, rows)
     spark = data.spark()
     hgs.verify(spark, table.uri)  # the workers are there, and have imported what they need
-    read = sum(part.rows for run in table.runs() for part in run.slices)
+    chosen = [shard.id for shard in table.shards][: 1 if alone else shards]
+    read = sum(part.rows for run in table.runs() if run.shard in chosen for part in run.slices)
     start = time.perf_counter()
     if tasks is None:
         report = table.compact(full=True)
     else:
-        report = hgs.compact(spark, table.uri, full=True, rows_per_task=-(-read // (shards * tasks)))
+        report = hgs.compact(spark, table.uri, full=True, shards=chosen, rows_per_task=-(-read // tasks))
     seconds = time.perf_counter() - start
-    assert report.runs_after == shards, report
+    assert report.runs_after == len(chosen), report
     assert report.rows_read == read, report
     assert table.scan().count() == rows
     shutil.rmtree(folder / "t")
@@ -98,13 +101,20 @@ QUESTIONS = [
         "compact",
         f"Compaction of {_ROWS:,} rows with {4 * _NEWER:.0%} of them again in newer runs, on two cores",
         {
-            ONE: partial(compacted, 1, 1),
+            ONE_OF_FOUR: partial(compacted, 4, 1, alone=True),
             FOUR_SHARDS: partial(compacted, 4, 1),
+            ONE: partial(compacted, 1, 1),
             FOUR_TASKS: partial(compacted, 1, 4),
             HERE: partial(compacted, 1, None),
         },
         targets=[
-            Target("four shards on two cores beside one, rows/s", f"{FOUR_SHARDS}.rows_per_second", f"{ONE}.rows_per_second", at_least=1.7),
+            Target(
+                "four shards on two cores beside one, rows/s",
+                f"{FOUR_SHARDS}.rows_per_second",
+                f"{ONE_OF_FOUR}.rows_per_second",
+                at_least=1.7,
+            ),
+            Target("four shards beside all rows in one, by one task", f"{FOUR_SHARDS}.rows_per_second", f"{ONE}.rows_per_second"),
             Target("one shard by four tasks beside one", f"{FOUR_TASKS}.rows_per_second", f"{ONE}.rows_per_second"),
             Target("one task beside table.compact", f"{ONE}.rows_per_second", f"{HERE}.rows_per_second"),
         ],

@@ -57,7 +57,8 @@ from headgate.wal.ack import Ack, Receipt
 from headgate.wal.appender import WalAppender
 from headgate.wal.entry import Entry, Put
 from headgate.wal.tailer import WalTailer
-from headgate.writer import BackpressureStats, ShardWriter, WalStats
+from headgate.writer import ShardWriter
+from headgate.writer_stats import BackpressureStats, WalStats
 
 __version__ = "0.1.0"
 

@@ -36,6 +36,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from headgate.admission import checked_sequence
 from headgate.checkpoint import Checkpoint, check_lease, unpin
 from headgate.clock import Clock, map_ordered
 from headgate.config import Duration, ShardWriterConfig
@@ -68,7 +69,7 @@ from headgate.view import find_checkpoint
 from headgate.wal.ack import Ack
 from headgate.wal.entry import Op
 from headgate.watch import SchemaWatch
-from headgate.writer import ShardWriter, checked_sequence
+from headgate.writer import ShardWriter
 
 _AT_ONCE = 16
 _ACKS_KEPT_PER_PRODUCER = 1024

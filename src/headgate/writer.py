@@ -7,11 +7,7 @@ writer's life: open, put, close, abort. Does not own: any protocol; that is in `
 from __future__ import annotations
 
 import logging
-import re
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from copy import copy
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 from weakref import WeakValueDictionary
@@ -19,10 +15,12 @@ from weakref import WeakValueDictionary
 import pyarrow as pa
 
 from headgate import meters
+from headgate.admission import Admission, checked_sequence
+from headgate.auto_compact import AutoCompact
 from headgate.checkpoint import Checkpoint, check_lease, with_checkpoint
+from headgate.cleanness import CleanMark
 from headgate.clock import Clock, Thread
 from headgate.columnar import Columnar
-from headgate.compact import compact_shard
 from headgate.config import Duration, ShardWriterConfig
 from headgate.errors import (
     ClosedError,
@@ -30,15 +28,13 @@ from headgate.errors import (
     FencedError,
     HeadgateError,
     InvalidInputError,
-    OutOfSequenceError,
     SchemaMismatchError,
     WriterPoisonedError,
 )
 from headgate.failpoint import failpoint
 from headgate.flush import Generations
-from headgate.indexes import indexed_scalars, indexed_vectors
 from headgate.keys import rows_of
-from headgate.manifest.model import ChainPoint, ProducerMark, ShardManifest
+from headgate.manifest.model import ChainPoint, ShardManifest
 from headgate.memtable import MemTable, MemTableStats, unpinned
 from headgate.quarantine import Quarantine, split_bad
 from headgate.query.fresh_index import FreshIndexes, FreshIndexStats
@@ -46,14 +42,14 @@ from headgate.query.scan import Scan
 from headgate.schema import RowRules, one_batch
 from headgate.store import RetryPolicy
 from headgate.view import ReadView, RunCache, arranged
-from headgate.wal.ack import Ack, decided, nothing
+from headgate.wal.ack import Ack, nothing
 from headgate.wal.appender import EpochWriter
 from headgate.wal.entry import Op, Put, encoded_bytes
 from headgate.wal.fence import Split, check_epoch, open_epoch
 from headgate.wal.log import ShardLog
-from headgate.wal.marker import marker_stands, put_back
 from headgate.wal.pipeline import Pipeline
 from headgate.watch import SchemaWatch
+from headgate.writer_stats import BackpressureStats, WalStats, backpressure_stats, gauges, wal_stats
 
 logger = logging.getLogger("headgate")
 
@@ -62,7 +58,6 @@ _TICK_SECONDS_MIN = 0.05
 _RECORD_SECONDS = 30.0
 _RECORD_ENTRIES = 4096
 _PUT_BYTES_MAX = (1 << 31) - (1 << 20)
-_ACKS_KEPT_PER_PRODUCER = 1024
 _ABORT_SECONDS = 5.0
 _VIEWS_MAX = 64
 _LOAD_PAUSE_SECONDS = 0.002
@@ -72,59 +67,8 @@ _REPLAY_KEPT_BYTES_MAX = 1 << 30
 Freshness = Literal["durable", "memory"]
 
 
-@dataclass(frozen=True, slots=True)
-class WalStats:
-    """The log of a writer. Right from the moment ``open`` returns."""
-
-    epoch: int
-    next_wal_entry_position: int
-    acknowledged_position: int
-    queued_puts: int
-    queued_bytes: int
-    inflight_entries: int
-    entries_written: int
-    puts_acknowledged: int
-    bytes_written: int
-
-
-@dataclass(frozen=True, slots=True)
-class BackpressureStats:
-    """How often and how long ``put`` had to wait for room."""
-
-    limit_bytes: int
-    unacknowledged_bytes: int
-    held_bytes: int
-    """All that counts against the limit: not acknowledged, not flushed, or reserved."""
-    blocked_puts: int
-    blocked_seconds: float
-    timeouts: int
-
-
 class _LoadAbove(Exception):
     """A load stands past the cursor: what it is newer than is still in the log."""
-
-
-class _Producer:
-    """What this writer accepted from one producer."""
-
-    __slots__ = ("acks", "mark", "offered", "sequence", "used")
-
-    def __init__(self, mark: ProducerMark | None) -> None:
-        self.mark = mark
-        self.sequence = mark.sequence if mark is not None else -1
-        self.used = False
-        self.acks: OrderedDict[int, Ack] = OrderedDict()
-        self.offered: tuple[int, Ack] | None = None
-
-    def settle(self) -> None:
-        """Under the lock: what was offered counts if its put was accepted. An interrupt may come between the two, or here."""
-        if self.offered is None:
-            return
-        sequence, ack = self.offered
-        if ack._accepted:
-            self.acks[sequence] = ack
-            self.sequence, self.used = sequence, True
-        self.offered = None
 
 
 class ShardWriter:
@@ -150,9 +94,6 @@ class ShardWriter:
         if watch is not None:
             watch.refresh()  # the predecessor may have known columns that this handle has not heard of
         self._first_rules, self._watch, self._columnar = rules, watch, columnar
-        self._compactor: Thread | None = None
-        self._compacted_at = 0
-        self._has_compaction_failed = False
         self._log, self._config, self._clock, self._quarantine = log, config, log.clock, quarantine
         policy = RetryPolicy(retries=config.max_wal_persist_retries, base_delay=config.wal_persist_retry_base_delay)
         self._generations: Generations | None = None
@@ -183,18 +124,29 @@ class ShardWriter:
             on_failed=generations.wake if generations is not None else None,
             lock=generations.lock if generations is not None else None,
         )
-        self._producers = {name: _Producer(mark) for name, mark in claim.producers.items()}
-        self._marks: dict[str, ProducerMark] = {}
-        self._cleanness: Literal["dirty", "deciding", "clean"] = "dirty"
-        self._cleanness_decided = self._clock.condition(self._pipeline.lock)
+        self._admission = Admission(log.shard, self.epoch, self._clock, claim.producers)
+        self._clean_mark = CleanMark(log, self.epoch, self._pipeline)
         self._closed = False
         self._indexes: FreshIndexes | None = None
+        self._compactor: AutoCompact | None = None
         if generations is not None:
+            assert columnar is not None, "refused above"
             self._indexes = FreshIndexes(
                 config, lambda: watch.manifest.indexes if watch is not None else (), lambda: self.rules, self._clock, log.shard
             )
-            generations.start(claim, self._pipeline, lambda: self._marks, self._index)
-            generations.on_stalled = self._compact_now
+            self._compactor = AutoCompact(
+                log,
+                columnar,
+                generations,
+                self._pipeline,
+                lambda: self._rules_for(1),
+                watch,
+                epoch=self.epoch,
+                is_wanted=config.auto_compact,
+                max_memory=config.max_memtable_size,
+            )
+            generations.start(claim, self._pipeline, lambda: self._admission.marks, self._index)
+            generations.on_stalled = self._compactor.start
 
         self._recorded = claim.first.position  # everything before it is in the manifest as seen
         self._keeper_lock = self._clock.lock()
@@ -292,7 +244,7 @@ class ShardWriter:
             return ack
         with self._pipeline.lock:
             put = Put(pa.RecordBatch.from_pylist([], schema=self.rules.key_schema), "delete", producer, sequence)
-            return self._admit(put, ack, consecutive=True) or ack
+            return self._admission.admit(put, ack, consecutive=True) or ack
 
     @property
     def quarantined_rows(self) -> int:
@@ -317,7 +269,7 @@ class ShardWriter:
         schema, timeout = (rules or self.rules).log_schema, self._config.put_timeout
         if producer is None or sequence is None:
             return self._pipeline.submit(put, schema, size, timeout=timeout)
-        return self._pipeline.submit(put, schema, size, timeout=timeout, admit=lambda ack: self._admit(put, ack, consecutive))
+        return self._pipeline.submit(put, schema, size, timeout=timeout, admit=lambda ack: self._admission.admit(put, ack, consecutive))
 
     def reserve(self, size_bytes: int, *, timeout: float | None = None) -> None:
         """Take room for rows that will come. Blocks, and raises, as ``put`` does; ``timeout`` instead of ``put_timeout``."""
@@ -343,7 +295,7 @@ class ShardWriter:
         schema = (rules or self.rules).log_schema
         if producer is None or sequence is None:
             return self._pipeline.submit_reserved(put, schema, size_bytes)
-        return self._pipeline.submit_reserved(put, schema, size_bytes, admit=lambda ack: self._admit(put, ack, consecutive))
+        return self._pipeline.submit_reserved(put, schema, size_bytes, admit=lambda ack: self._admission.admit(put, ack, consecutive))
 
     def size_of(self, rows: pa.RecordBatch) -> int:
         """What rows take in the log, nearly. Refuses what no entry can hold."""
@@ -355,11 +307,7 @@ class ShardWriter:
     def producer_sequence(self, name: str) -> int | None:
         """The highest sequence accepted from a producer; None: never heard of."""
         with self._pipeline.lock:
-            known = self._producers.get(name)
-            if known is None:
-                return None
-            known.settle()
-            return known.sequence if known.sequence >= 0 else None
+            return self._admission.sequence(name)
 
     @property
     def rules(self) -> RowRules:
@@ -372,51 +320,11 @@ class ShardWriter:
             self._watch.refresh()
         return self.rules
 
-    def _admit(self, put: Put, ack: Ack, consecutive: bool) -> Ack | None:
-        """Under the pipeline's lock, right before a put is accepted: a duplicate gets the first copy's Ack.
-
-        Two threads with the same sequence: one is accepted, the other gets its Ack, whatever the
-        order. A put refused for lack of room never came here, so its sequence is still free (A15).
-        """
-        name, sequence = put.producer, put.sequence
-        assert name is not None, "only counted puts come here"
-        assert sequence is not None, "only counted puts come here"
-        known = self._producers.get(name)
-        if known is None:
-            known = _Producer(None)
-        known.settle()
-        if sequence <= known.sequence:
-            first = known.acks.get(sequence)
-            if first is not None:
-                return first
-            if known.mark is None or known.mark.sequence < sequence:  # only where numbers may be skipped
-                raise OutOfSequenceError(
-                    f"producer {name!r} sent sequence {sequence} after {known.sequence}, and this shard never got it",
-                    hint=f"send {known.sequence + 1}: sequences follow each other, so that nothing overtakes",
-                )
-            return decided(self._clock, self.shard, known.mark.epoch, known.mark.position)
-        if consecutive and known.used and sequence != known.sequence + 1:
-            raise OutOfSequenceError(
-                f"producer {name!r} sent sequence {sequence} after {known.sequence}",
-                hint=f"send {known.sequence + 1}: sequences follow each other, so that nothing overtakes",
-            )
-        self._producers[name] = known
-        known.offered = sequence, ack
-        return None
-
     def _acknowledged(self, position: int, puts: list[Put], size_bytes: int) -> None:
         """Under the pipeline's lock, in order."""
         if self._generations is not None:
             self._generations.take(position, puts, size_bytes)
-        for put in puts:
-            if put.producer is None or put.sequence is None:
-                continue
-            mark = ProducerMark(sequence=put.sequence, epoch=self.epoch, position=position, time=self._clock.now())
-            self._marks[put.producer] = mark
-            known = self._producers[put.producer]
-            known.mark = mark
-            while len(known.acks) > _ACKS_KEPT_PER_PRODUCER and next(iter(known.acks.values())).done():
-                known.acks.popitem(last=False)
+        self._admission.acknowledged(position, puts)
 
     def _index(self, memtable: MemTable) -> None:
         """Under the lock: rows were taken. A row that cannot be indexed is no reason to fail its put: searches look at it themselves."""
@@ -474,15 +382,7 @@ class ShardWriter:
         raise CommitConflictError(f"shard {self.shard}: others load faster than it can be flushed", hint="try again")
 
     def _checkpoint_flushed(self, id: str, name: str | None, now: float, expires: float | None, shards: Sequence[str]) -> Checkpoint:
-        quiet = False
-        cleanness: Literal["dirty", "clean"] = "clean"  # until a manifest tells: whatever goes wrong below, it may say so
-        try:
-            with self._pipeline.lock:
-                quiet = self._pipeline.is_idle() and self._cleanness == "dirty"
-                if quiet:
-                    # From here on whoever wants to send an entry waits until it is decided whether the log is clean.
-                    self._cleanness, self._pipeline.before_persist = "deciding", self._unclean
-                tip = ChainPoint(self.epoch, self._pipeline.acknowledged_position + 1)
+        with self._clean_mark.held() as (tip, committed):
 
             def add(manifest: ShardManifest) -> ShardManifest | None:
                 check_epoch(self._log, manifest, self.epoch)
@@ -491,48 +391,12 @@ class ShardWriter:
                 # What was put since the flush stays in the log, past the cut: still replayed, and not part of this (K04).
                 end = manifest.cursor.position
                 pinned = with_checkpoint(self._log, manifest, id, name=name, created_at=now, expires_at=expires, end=end, shards=shards)
-                if pinned is None or not quiet or manifest.cursor != tip or manifest.hold_position() < tip.position:
+                if pinned is None or tip is None or manifest.cursor != tip or manifest.hold_position() < tip.position:
                     return pinned
                 return pinned.but(wal=pinned.wal.but(clean_at=tip.position))
 
-            committed = self._log.manifests.commit(add)
-            cleanness = "clean" if committed.wal.clean_at is not None else "dirty"
-        finally:
-            if quiet:
-                self._decide_cleanness(cleanness)
+            committed(self._log.manifests.commit(add))
         return Checkpoint(id, name, now, expires)
-
-    def _decide_cleanness(self, cleanness: Literal["dirty", "clean"]) -> None:
-        with self._pipeline.lock:
-            self._cleanness = cleanness
-            if cleanness == "dirty":
-                self._pipeline.before_persist = None
-            self._cleanness_decided.notify_all()
-
-    def _unclean(self) -> None:
-        """Before an entry is sent: the manifest must no longer say that nothing in the log is needed (K03, K04)."""
-        with self._pipeline.lock:
-            while self._cleanness == "deciding":
-                self._cleanness_decided.wait()
-            if self._cleanness == "dirty":
-                return
-            self._cleanness = "deciding"
-        cleanness: Literal["dirty", "clean"] = "clean"
-        try:
-            # While it was clean the store may have been wiped: what makes it this shard's again comes first.
-            manifest = self._log.manifests.load()
-            check_epoch(self._log, manifest, self.epoch)
-            if not marker_stands(self._log, self._log.space(manifest)):
-                put_back(self._log, manifest)
-            self._log.manifests.commit(self._without_clean)
-            cleanness = "dirty"
-        finally:
-            self._decide_cleanness(cleanness)
-
-    def _without_clean(self, manifest: ShardManifest) -> ShardManifest | None:
-        """Always a new version, also when the latest says nothing of it: a commit that is still on its way finds its name taken."""
-        check_epoch(self._log, manifest, self.epoch)
-        return manifest.but(wal=manifest.wal.but(clean_at=None))
 
     # -- looking
 
@@ -547,29 +411,10 @@ class ShardWriter:
         return self._log.manifests.load()
 
     def wal_stats(self) -> WalStats:
-        stats = self._pipeline.stats()
-        return WalStats(
-            epoch=self.epoch,
-            next_wal_entry_position=stats.next_position,
-            acknowledged_position=stats.acknowledged_position,
-            queued_puts=stats.queued_puts,
-            queued_bytes=stats.queued_bytes,
-            inflight_entries=stats.inflight_entries,
-            entries_written=stats.entries,
-            puts_acknowledged=stats.puts,
-            bytes_written=stats.bytes,
-        )
+        return wal_stats(self.epoch, self._pipeline)
 
     def backpressure_stats(self) -> BackpressureStats:
-        stats = self._pipeline.stats()
-        return BackpressureStats(
-            limit_bytes=self._config.max_unflushed_memtable_bytes,
-            unacknowledged_bytes=self._pipeline.unacknowledged_bytes,
-            held_bytes=self._pipeline.held_bytes,
-            blocked_puts=stats.blocked_puts,
-            blocked_seconds=stats.blocked_seconds,
-            timeouts=stats.timeouts,
-        )
+        return backpressure_stats(self._config.max_unflushed_memtable_bytes, self._pipeline)
 
     def threads_alive(self) -> int:
         """How many threads of this writer still run; none after ``close``."""
@@ -677,7 +522,8 @@ class ShardWriter:
                 return
             if self._generations is not None:
                 self._generations.freeze_if_old()
-                self._compact_if_wanted()
+            if self._compactor is not None:
+                self._compactor.tick()
             if self._watch is not None:
                 self._look_at_the_table(self._watch)
             now, position = self._clock.monotonic(), self._pipeline.acknowledged_position + 1
@@ -697,58 +543,6 @@ class ShardWriter:
                     logger.warning("shard %s: progress could not be recorded, trying again later: %s", self.shard, error.message)
                 last_record = now
 
-    def _compact_if_wanted(self) -> None:
-        """``auto_compact``: one compaction at a time, in a thread of its own, whenever there is something to gain."""
-        generations = self._generations
-        assert generations is not None, "only writers with a MemTable make generations"
-        self._has_compaction_failed = False
-        if generations.stalled:
-            self._recount()  # somebody else may have compacted
-            if generations.stalled:
-                self._compact_now()
-            return
-        flushed = generations.stats().flushed
-        if self._config.auto_compact and flushed != self._compacted_at and self._compact_now():
-            self._compacted_at = flushed
-
-    def _compact_now(self) -> bool:
-        """Also when puts wait for it, whoever was to compact (C05). After a failure only the next tick tries again."""
-        columnar, compactor = self._columnar, self._compactor
-        if columnar is None or self._closed or self._has_compaction_failed or (compactor is not None and compactor.is_alive()):
-            return False
-        self._compactor = self._clock.spawn(lambda: self._compact(columnar), name=f"headgate-compact-{self.shard}")
-        return True
-
-    def _recount(self) -> None:
-        assert self._generations is not None, "only writers with a MemTable make generations"
-        try:
-            manifest = self._log.manifests.load()
-            check_epoch(self._log, manifest, self.epoch)
-            self._generations.recount(manifest)
-        except FencedError as error:
-            self._pipeline.fail(error)  # whoever waits for room would wait for ever (M03)
-        except HeadgateError as error:  # the next tick looks again
-            logger.debug("shard %s: its manifest could not be read: %s", self.shard, error.message)
-
-    def _compact(self, columnar: Columnar) -> None:
-        columnar = copy(columnar)  # what it writes is large and stays, unlike what is flushed
-        indexes = self._watch.manifest.indexes if self._watch is not None else ()
-        columnar.vectors, columnar.scalars = indexed_vectors(indexes), indexed_scalars(indexes)
-        try:
-            compact_shard(
-                self._log, columnar, lambda: self._rules_for(1), max_memory=self._config.max_memtable_size, progress=self._stop_if_closed
-            )
-        except ClosedError:
-            return
-        except Exception as error:  # a thread's end, and it is a convenience: the next one makes up for it
-            self._has_compaction_failed = True
-            logger.warning("shard %s: compaction failed, trying again later: %s", self.shard, error)
-        self._recount()
-
-    def _stop_if_closed(self, shard: str, done: int, total: int) -> None:
-        if self._closed or self._pipeline.failure is not None:
-            raise ClosedError(f"the writer of shard {shard} is closed", hint="what was merged so far is given up")
-
     def _look_at_the_table(self, watch: SchemaWatch) -> None:
         """Learn of columns that others have changed."""
         try:
@@ -760,7 +554,7 @@ class ShardWriter:
         pipeline = self._pipeline
         with pipeline.lock:
             acknowledged = ChainPoint(self.epoch, pipeline.acknowledged_position + 1)
-            marks = dict(self._marks)
+            marks = dict(self._admission.marks)
         retention = self._config.producer_retention.total_seconds()
         wal_only = self._generations is None
         self._writer.commit_progress(acknowledged, marks, resume=wal_only, clean=clean, retention_seconds=retention)
@@ -778,7 +572,7 @@ class ShardWriter:
         """Finish what was put, flush it, record it, end the threads. Raises what went wrong. Can be repeated."""
         if self._closed:
             return
-        self._closed = True
+        self._end()
         try:
             self._pipeline.close()
             if self._generations is not None:
@@ -798,7 +592,7 @@ class ShardWriter:
         """Stop now, in bounded time, and flush nothing: what is not acknowledged fails with ClosedError. Can be repeated."""
         if self._closed:
             return
-        self._closed = True
+        self._end()
         ended = self._pipeline.abort(_ABORT_SECONDS)
         self._stop_keeper(_ABORT_SECONDS)
         if self._generations is not None:
@@ -808,6 +602,11 @@ class ShardWriter:
         if ended and not self._keeper.is_alive() and not isinstance(self._pipeline.failure, FencedError):
             recorder = self._clock.spawn(self._record_quietly, name=f"headgate-abort-{self.shard}")
             recorder.join(_ABORT_SECONDS)
+
+    def _end(self) -> None:
+        self._closed = True
+        if self._compactor is not None:
+            self._compactor.stop()
 
     def _record_quietly(self) -> None:
         try:
@@ -850,41 +649,9 @@ _live: WeakValueDictionary[tuple[str, str, str], ShardWriter] = WeakValueDiction
 """The last writer with a MemTable that this process opened of each shard."""
 
 
-_GENERATION = re.compile(r"g\d{10}-")
-
-
 def _gauges(writer: ShardWriter) -> Iterator[tuple[meters.Gauge, float, meters.Labels]]:
-    """What an open writer knows of itself and, from the manifests that it has seen, of its shard. Asks no store."""
-    if writer._closed or writer._pipeline.failure is not None:
-        return
-    place, pipeline, config = (writer._log.manifests.place, writer.shard), writer._pipeline.stats(), writer._config
-    yield meters.WRITERS, 1, place
-    yield meters.WRITER_EPOCH, writer.epoch, place
-    yield meters.WAL_QUEUED_PUTS, pipeline.queued_puts, place
-    yield meters.WAL_QUEUED_BYTES, pipeline.queued_bytes, place
-    yield meters.WAL_INFLIGHT_ENTRIES, pipeline.inflight_entries, place
-    yield meters.HELD_BYTES, writer._pipeline.held_bytes, place
-    yield meters.HELD_BYTES_LIMIT, config.max_unflushed_memtable_bytes, place
-    if writer._generations is not None:
-        held = writer._generations.stats()
-        yield meters.MEMTABLE_ROWS, held.active_rows, (*place, "active")
-        yield meters.MEMTABLE_ROWS, held.frozen_rows, (*place, "frozen")
-        yield meters.MEMTABLE_BYTES, held.active_bytes, (*place, "active")
-        yield meters.MEMTABLE_BYTES, held.frozen_bytes, (*place, "frozen")
-        yield meters.FROZEN_MEMTABLES, held.frozen, place
-        yield meters.PENDING_GENERATIONS_LIMIT, config.max_pending_generations, place
-    manifest, tip = writer._log.manifests.seen, pipeline.acknowledged_position + 1
-    if manifest is None:
-        return
-    yield meters.LAG_ENTRIES, max(0, tip - manifest.cursor.position), place
-    yield meters.RUNS, len(manifest.runs), place
-    yield meters.PENDING_GENERATIONS, sum(_GENERATION.match(run.id) is not None for run in manifest.runs), place
-    yield meters.RUN_ROWS, sum(run.rows for run in manifest.runs), place
-    yield meters.RUN_BYTES, sum(run.bytes for run in manifest.runs), place
-    yield meters.CHECKPOINTS, len(manifest.checkpoints), place
-    yield meters.CONSUMERS, len(manifest.consumers), place
-    for name, hold in manifest.consumers.items():
-        yield meters.CONSUMER_LAG_ENTRIES, max(0, tip - hold.position), (*place, name)
+    if not writer._closed and writer._pipeline.failure is None:
+        yield from gauges(writer._log, writer.epoch, writer._pipeline, writer._generations, writer._config)
 
 
 def _place_of(log: ShardLog) -> tuple[str, str, str]:
@@ -900,13 +667,3 @@ def live_view(log: ShardLog) -> ReadView | None:
         return writer.view("memory")
     except (FencedError, ClosedError, WriterPoisonedError):
         return None  # what it held in memory only is not coming: the log and the runs are all there is
-
-
-def checked_sequence(producer: str | None, sequence: int | None) -> tuple[str, int]:
-    if not isinstance(producer, str) or not producer or len(producer) > 256:
-        raise InvalidInputError(f"the producer is {producer!r}", hint="a name of 1 to 256 characters, with a sequence")
-    if isinstance(sequence, bool) or not isinstance(sequence, int) or sequence < 0:
-        raise InvalidInputError(
-            f"the sequence of producer {producer!r} is {sequence!r}", hint="a whole number from 0, one more with each put"
-        )
-    return producer, sequence

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import headgate as hg
+from headgate.admission import Admission, _Producer
 from headgate.store.faulty import Fault
 from headgate.wal.pipeline import Pipeline
-from headgate.writer import ShardWriter, _Producer
 
-PUTTING = (Pipeline.submit, Pipeline._enqueue, Pipeline._sweep, ShardWriter._admit, _Producer.settle)
+PUTTING = (Pipeline.submit, Pipeline._enqueue, Pipeline._sweep, Admission.admit, _Producer.settle)
 LEADING = (Pipeline.lead, Pipeline._depart, Pipeline._delay, Pipeline._fly_or_fail, Pipeline._fly, Pipeline._acknowledge)
 FAILING = (*LEADING, Pipeline.fail, Pipeline._final, Pipeline._failure_for)
 

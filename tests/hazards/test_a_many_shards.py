@@ -363,7 +363,7 @@ def test_a15_waiting_for_a_turn_counts_against_the_time_to_put(tables: Tables) -
 def test_a15_an_old_retry_that_is_no_longer_remembered_gets_an_answer_from_every_shard(
     tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for room in ("headgate.table_writer", "headgate.writer"):
+    for room in ("headgate.table_writer", "headgate.admission"):
         monkeypatch.setattr(f"{room}._ACKS_KEPT_PER_PRODUCER", 3)
     writer = tables.writer()
     for n in range(20):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
-from headgate import writer as writer_room
+from headgate import auto_compact
 from headgate.compact import compact_shard, pick
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("note", pa.string())])
@@ -22,7 +22,7 @@ class Compaction:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_stopped, self.tries = True, threading.Semaphore(0)
-        monkeypatch.setattr(writer_room, "compact_shard", self)
+        monkeypatch.setattr(auto_compact, "compact_shard", self)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         self.tries.release()
@@ -200,6 +200,6 @@ def test_c05_loads_do_not_count(table: hg.Table, stopped: Compaction) -> None:
         generation = writer.manifest().runs[-1]
         many = tuple(generation.but(id=f"l{number:026d}", first=generation.end, end=generation.end) for number in range(20))
         table.shard("0000").log.manifests.commit(lambda m: m.but(runs=(*m.runs, *many)))
-        writer._recount()
+        writer._compactor.recount()
         assert not writer._generations.stalled
         table.shard("0000").log.manifests.commit(lambda m: m.but(runs=tuple(run for run in m.runs if run.id[0] == "g")))

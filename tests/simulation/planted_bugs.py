@@ -285,7 +285,7 @@ def last_seen_counts_what_is_in_flight():
     # Nothing is patched for the time of the call: two writers record at once, and the last to end would leave the bug behind.
     def generous(self, *, clean):
         with self._pipeline.lock:
-            seen, marks = ChainPoint(self.epoch, self._pipeline._next), dict(self._marks)
+            seen, marks = ChainPoint(self.epoch, self._pipeline._next), dict(self._admission.marks)
         wal_only = self._generations is None
         self._writer.commit_progress(seen, marks, resume=wal_only, clean=clean, retention_seconds=1e9)
         self._recorded = seen.position
@@ -408,7 +408,7 @@ def replayed_producers_are_forgotten():
 
     def forgetful(self, log, rules, config):
         original(self, log, rules, config)
-        self._producers.clear()
+        self._admission._known.clear()
 
     return patch.object(writer_module.ShardWriter, "__init__", forgetful)
 

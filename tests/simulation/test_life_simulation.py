@@ -22,7 +22,7 @@ PLOT_OF: dict[str, str] = {
     "checkpoint_of_all_leaves_a_gap_below_a_load": "load_under_a_checkpoint_of_all",
     "compaction_does_not_check_that_its_inputs_are_there": "compaction_is_overtaken",
     "compaction_takes_what_is_past_the_cursor": "flush_meets_a_load",
-    "feed_does_not_wait_for_announced_loads": "load_is_overtaken",
+    "feed_does_not_wait_for_announced_loads": "load_is_overtaken_and_watched",
     "feed_passes_a_load_before_the_entries_below_it": "follower_looks_away",
     "files_are_written_without_an_attempt": "compaction_is_overtaken",
     "files_of_announced_loads_are_collected": "loader_dies_decided",
@@ -78,9 +78,10 @@ def test_planted_bug_is_caught(name: str) -> None:
 
 
 def test_a_violation_is_told_with_a_trace_that_shows_where_the_load_went() -> None:
+    scene = PLOT_OF["memtable_is_not_cut_at_a_load"]
     with BUGS["memtable_is_not_cut_at_a_load"]():
-        report = simulate(100, seed=11, mode="life")
-        smallest = shrink(report.failures[0], tries=30)
+        report = simulate(400, seed=11, scene=scene, mode="life")
+        smallest = shrink(report.failures[0], tries=30, scene=scene)
 
     told = "\n".join(readable(smallest.trace))
     assert smallest.problems

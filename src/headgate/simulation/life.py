@@ -370,8 +370,8 @@ def read_pin(stage: LifeStage, process: Process, taken: Pin) -> None:
 # -- followers
 
 
-def follower_process(stage: LifeStage, process: Process, follower: Follower, rng: random.Random) -> Callable[[], None]:
-    """Goes on where the copy is, whoever made it so far."""
+def follower_process(stage: LifeStage, process: Process, follower: Follower, rng: random.Random, looks: int = 5) -> Callable[[], None]:
+    """Goes on where the copy is, whoever made it so far; looks so many times at most."""
 
     def main() -> None:
         clock = SimClock(process)
@@ -379,7 +379,7 @@ def follower_process(stage: LifeStage, process: Process, follower: Follower, rng
             clock.sleep(rng.choice([0.0, 0.05, 0.4]))
             try:
                 shard, consumer = opened_follower(stage, process, follower)
-                for _ in range(rng.randint(1, 5)):
+                for _ in range(rng.randint(1, looks)):
                     follow(stage, process, follower, shard, rng.choice([1, 2, None]))
                     if rng.random() < 0.6 and follower.offset is not None:
                         consumer.advance(shard, follower.offset)

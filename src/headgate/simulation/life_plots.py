@@ -50,6 +50,7 @@ _STOPS = {
 
 LIFE_PLOTS: dict[str, Plot] = {
     "load_is_overtaken": Plot("loader", "load.tip"),
+    "load_is_overtaken_and_watched": Plot("loader", "load.tip", seconds=0.5),
     "loader_sleeps_before_it_decides": Plot("loader", "transaction.announced"),
     "loader_sleeps_past_its_lease": Plot("loader", "transaction.announced", seconds=1.5),
     "loader_dies_half_way": Plot("loader", "transaction.placed", dies=True),
@@ -74,9 +75,12 @@ def cast_life(world: World, stage: LifeStage, plot: Plot | None, rng: random.Ran
     parts: list[tuple[Process, Start]] = []
     stopped = False
     stage.pins_often = plot is not None and plot.stop == "checkpoint.flushed"
-    if plot is not None and plot.stop == "pipeline.persisted":
-        for table in stage.shards.values():
+    watched = plot is not None and plot.stop == "load.tip" and plot.seconds is not None
+    for table in stage.shards.values():
+        if plot is not None and plot.stop == "pipeline.persisted":
             table.beside_chance, table.beside_max = 1.0, 15
+        if watched:
+            table.puts_max, table.pause_seconds = 20, 0.05
 
     def add(kind: str, name: str, make: Callable[[Process], Start]) -> Process:
         nonlocal stopped
@@ -120,9 +124,9 @@ def cast_life(world: World, stage: LifeStage, plot: Plot | None, rng: random.Ran
         add("collector", "", partial(life_collector_process, stage, rng=rng, rounds=rounds))
     if wanted("keeper", 0.4):
         add("keeper", "", partial(keeper_process, stage, rng=rng))
-    if wanted("follower", 0.6):
+    if watched or wanted("follower", 0.6):
         follower = Follower("follower", rng.choice(list(stage.shards)), rng.choice(["earliest", "earliest", "latest", "snapshot"]))
         stage.ledger.followers.append(follower)
         for attempt in range(rng.choice([1, 1, 2])):
-            add("follower", "ab"[attempt], partial(follower_process, stage, follower=follower, rng=rng))
+            add("follower", "ab"[attempt], partial(follower_process, stage, follower=follower, rng=rng, looks=40 if watched else 5))
     return parts

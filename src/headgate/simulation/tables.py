@@ -145,7 +145,7 @@ class TableStage(Stage):
         self.salt = salt
         """A producer's puts follow from their numbers and this, so that a retry says the same again."""
         self.config: Callable[[random.Random, bool], ShardWriterConfig] = random_config
-        self.puts_max, self.flush_chance = 5, 0.2
+        self.puts_max, self.flush_chance, self.pause_seconds = 5, 0.2, 0.0
         self.beside_chance, self.beside_max = 0.4, 4
         """How often a thread reads beside the puts, and how many times at most."""
         self.between: Callable[[Process, ShardWriter, random.Random], None] | None = None
@@ -303,6 +303,8 @@ def _put_all(
             stage.between(process, writer, rng)
         if memtable and rng.random() < 0.4:
             read_own(stage, process, writer, life, rng)
+        if stage.pause_seconds:
+            SimClock(process).sleep(stage.pause_seconds)
 
 
 # -- reading
