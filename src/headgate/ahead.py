@@ -20,17 +20,26 @@ def ahead(clock: Clock, results: Iterator[Result], held: int = 1) -> Generator[R
     return worked_ahead(clock, lambda result: result, results, parallel=1, held=held)
 
 
-def worked_ahead(clock: Clock, work: Callable[[Item], Result], items: Iterator[Item], *, parallel: int, held: int = 1) -> Generator[Result]:
+def worked_ahead(
+    clock: Clock,
+    work: Callable[[Item], Result],
+    items: Iterator[Item],
+    *,
+    parallel: int,
+    held: int = 1,
+    size: Callable[[Result], int] = lambda _: 0,
+    held_bytes: int = 1,
+) -> Generator[Result]:
     """``work`` of each item, in order, by so many threads; while one result is used, up to ``held`` further ones are made.
 
-    The items are made one after the other. An error is raised where its result would have stood. Leaving the iterator early
-    stops the threads after what they are at.
+    None is begun while those that wait have ``held_bytes`` or more, by ``size``. The items are made one after the other.
+    An error is raised where its result would have stood. Leaving the iterator early stops the threads after what they are at.
     """
     making, lock = clock.lock(), clock.lock()
     changed = clock.condition(lock)
     made: dict[int, Result] = {}
     failures: dict[int, BaseException] = {}
-    taken = given = 0
+    taken = given = waiting_bytes = 0
     end: int | None = None
     is_left = False
 
@@ -42,11 +51,11 @@ def worked_ahead(clock: Clock, work: Callable[[Item], Result], items: Iterator[I
             changed.notify_all()
 
     def run() -> None:
-        nonlocal taken, end
+        nonlocal taken, end, waiting_bytes
         while True:
             with making:
                 with lock:
-                    while taken - given >= held and not is_left and end is None:
+                    while (taken - given >= held or waiting_bytes >= held_bytes) and not is_left and end is None:
                         changed.wait()
                     if is_left or end is not None:
                         return
@@ -69,8 +78,10 @@ def worked_ahead(clock: Clock, work: Callable[[Item], Result], items: Iterator[I
                 fail(number, error)
                 return
             del item
+            result_bytes = size(result)
             with lock:
                 made[number] = result
+                waiting_bytes += result_bytes
                 changed.notify_all()
             del result  # whoever takes it lets it go
 
@@ -85,6 +96,7 @@ def worked_ahead(clock: Clock, work: Callable[[Item], Result], items: Iterator[I
                 if given not in made:
                     return
                 result = made.pop(given)
+                waiting_bytes -= size(result)
                 given += 1
                 changed.notify_all()
             yield result

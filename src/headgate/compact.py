@@ -42,6 +42,8 @@ _BATCH_ROWS_MAX = 1 << 17
 _BATCH_ROWS_MIN = 1 << 4
 _AHEAD_ROWS_LEAST = 1 << 8
 _ROUNDS_MAX = 64
+_LAYERS = 16
+"""So many times a batch of each run fits into the memory that is allowed: what is read, merged, waits and is written."""
 _SAMPLE_ROWS = 64
 
 Progress = Callable[[str, int, int], None]
@@ -214,7 +216,9 @@ def _compact_once(
         writer = RunWriter(log, columnar, rules, folder, sum(run.rows for run in inputs), progress, slice_rows, clock)
         writer.on_slice = _Renewal(log, attempt).renew
         untouched = untouched_slices(runs, rules, slice_rows) if with_oldest and not detach else None
-        writer.write(runs, untouched, drop_tombstones=with_oldest, batch_rows=batch_rows_for(runs, max_memory))
+        writer.write(
+            runs, untouched, drop_tombstones=with_oldest, batch_rows=batch_rows_for(runs, max_memory), held_bytes=max_memory // _LAYERS
+        )
         failpoint("compact.written")
         made = RunRecord(
             id=folder.rsplit("/", 1)[1],
@@ -293,7 +297,7 @@ def batch_rows_for(runs: Sequence[OpenRun], max_memory: int) -> int:
             sample = next(part.scan(part.schema.names, stop=_SAMPLE_ROWS, batch_rows=_SAMPLE_ROWS), None)
             if sample is not None and sample.num_rows:
                 widest = max(widest, sample.nbytes / sample.num_rows)
-    return int(min(_BATCH_ROWS_MAX, max(_BATCH_ROWS_MIN, max_memory / (16 * len(runs) * widest))))
+    return int(min(_BATCH_ROWS_MAX, max(_BATCH_ROWS_MIN, max_memory / (_LAYERS * len(runs) * widest))))
 
 
 @dataclass(frozen=True)
@@ -360,19 +364,23 @@ class RunWriter:
         self.tombstones = self._written = 0
         self.kept = Kept()
 
-    def write(self, runs: Sequence[OpenRun], untouched: Untouched | None, *, drop_tombstones: bool, batch_rows: int) -> None:
+    def write(
+        self, runs: Sequence[OpenRun], untouched: Untouched | None, *, drop_tombstones: bool, batch_rows: int, held_bytes: int = 1
+    ) -> None:
         """All that the runs come to, durable; slices of the oldest that nothing touches are named again."""
         try:
-            self._write(runs, untouched, drop_tombstones, batch_rows)
+            self._write(runs, untouched, drop_tombstones, batch_rows, held_bytes)
         finally:
             self._synced()
 
-    def _write(self, runs: Sequence[OpenRun], untouched: Untouched | None, drop_tombstones: bool, batch_rows: int) -> None:
+    def _write(self, runs: Sequence[OpenRun], untouched: Untouched | None, drop_tombstones: bool, batch_rows: int, held_bytes: int) -> None:
         with_marks = not drop_tombstones and any(run.record.tombstones for run in runs)
         # Files are read, rows merged and others written at the same time: each takes about as long. Rows so wide that few of
         # them fit are held no more than once.
         clock = self._clock if batch_rows >= _AHEAD_ROWS_LEAST else None
-        with closing(RunMerger(runs, self._rules, drop_tombstones=drop_tombstones, batch_rows=batch_rows, clock=clock)) as merger:
+        with closing(
+            RunMerger(runs, self._rules, drop_tombstones=drop_tombstones, batch_rows=batch_rows, clock=clock, held_bytes=held_bytes)
+        ) as merger:
             self._write_merged(merger, runs, untouched, with_marks)
 
     def _write_merged(self, merger: RunMerger, runs: Sequence[OpenRun], untouched: Untouched | None, with_marks: bool) -> None:

@@ -23,7 +23,7 @@ from headgate.schema import RowRules, as_now
 
 _AHEAD_MAX = 16
 """So many runs are read ahead: the others are small beside them."""
-_STEPS_AT_ONCE = 2
+_STEPS_AT_ONCE, _STEPS_HELD = 2, 16
 _SHARE_LEAST, _SHARE_MOST = 0.25, 1.0
 
 _Part = tuple[pa.RecordBatch, Keys, Bools | None]
@@ -98,14 +98,22 @@ class RunMerger:
     Args:
         drop_tombstones: nothing older is left that they would have to hide.
         batch_rows: rows of a run that are read at once, on the average.
-        clock: the largest runs are read ahead, by threads of its. None: no threads.
+        clock: the largest runs are read, and rows merged, ahead, by threads of its. None: no threads.
+        held_bytes: merged rows that wait; whoever writes them takes many at a time, and none for a while.
     """
 
     def __init__(
-        self, runs: Sequence[OpenRun], rules: RowRules, *, drop_tombstones: bool, batch_rows: int, clock: Clock | None = None
+        self,
+        runs: Sequence[OpenRun],
+        rules: RowRules,
+        *,
+        drop_tombstones: bool,
+        batch_rows: int,
+        clock: Clock | None = None,
+        held_bytes: int = 1,
     ) -> None:
         self._runs, self._rules, self._batch_rows, self._drop_tombstones = runs, rules, batch_rows, drop_tombstones
-        self._order, self._clock = KeyOrder(rules), clock
+        self._order, self._clock, self._held_bytes = KeyOrder(rules), clock, held_bytes
         self._large = {run.record.id for run in sorted(runs, key=lambda run: run.rows)[-_AHEAD_MAX:] if run.rows > batch_rows}
         self._newer = [self._cursor(run, range(len(run.record.slices))) for run in runs[1:]] if rules.key else []
 
@@ -140,7 +148,15 @@ class RunMerger:
 
     def _worked(self, steps: Iterator[list[_Part]]) -> Generator[Merged]:
         if self._clock is not None:
-            return worked_ahead(self._clock, self._step, steps, parallel=_STEPS_AT_ONCE, held=_STEPS_AT_ONCE)
+            return worked_ahead(
+                self._clock,
+                self._step,
+                steps,
+                parallel=_STEPS_AT_ONCE,
+                held=_STEPS_HELD,
+                size=lambda merged: int(merged[0].nbytes),
+                held_bytes=self._held_bytes,
+            )
         return (self._step(parts) for parts in steps)
 
     def _steps(self, cursors: Sequence[_Cursor], limit: Keys | None) -> Iterator[list[_Part]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from itertools import count
 
@@ -110,3 +111,20 @@ def test_a_task_gives_what_came_of_it_or_raises_what_it_raised() -> None:
     for _ in range(2):
         with pytest.raises(OSError, match="full"):
             failed.result()
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_what_waits_is_bounded_by_its_size_too(parallel: int) -> None:
+    begun: list[int] = []
+
+    def work(number: int) -> int:
+        begun.append(number)
+        return number
+
+    results = worked_ahead(SYSTEM_CLOCK, work, iter(range(200)), parallel=parallel, held=100, size=lambda _: 10, held_bytes=30)
+    for given, result in enumerate(results, start=1):
+        assert result == given - 1
+        time.sleep(0.0005)
+        # Three that wait, and one more of each thread that had begun before the last of them was there.
+        assert len(begun) <= given + 3 + parallel
+    assert len(begun) == 200
