@@ -60,8 +60,9 @@ def _settings(name: str) -> dict[str, Any]:
     return {"sync_indexed_write": False} if name == LATER else {}
 
 
-def _beside_wal_only(name: str, metric: str, wal_only: str) -> Target:
-    return Target(f"puts/s over WAL-only, {name}", metric, wal_only, at_least=None if name in _CUT_FIRST else 0.8)
+def _beside_wal_only(name: str, metric: str, wal_only: str, reported: Sequence[str] = ()) -> Target:
+    """Words take what they take, before a put is acknowledged or, where all cores are busy, beside it: that is only reported."""
+    return Target(f"puts/s over WAL-only, {name}", metric, wal_only, at_least=None if name in (*_CUT_FIRST, *reported) else 0.8)
 
 
 @lru_cache(maxsize=4)
@@ -448,7 +449,7 @@ QUESTIONS = [
             **{name: threads("documents", indexes, **_settings(name)) for name, indexes in _INDEXES.items()},
             **{f"{LANCE}, {name}": threads_lance("documents", _INDEXES[name]) for name in (TEXT, VECTOR)},
         },
-        [_beside_wal_only(name, f"{name}.puts/s", f"{WAL_ONLY}.puts/s") for name in _INDEXES]
+        [_beside_wal_only(name, f"{name}.puts/s", f"{WAL_ONLY}.puts/s", reported=(LATER,)) for name in _INDEXES]
         + [Target(f"puts/s over Lance's, {name}", f"{name}.puts/s", f"{LANCE}, {name}.puts/s") for name in (TEXT, VECTOR)],
         max_rounds=3,
     ),

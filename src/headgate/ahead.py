@@ -1,11 +1,12 @@
 """Working ahead: the next results of an iterator are made by a thread while the last ones are being used.
 
-Owns: the thread between one who makes and one who takes, and a thread for one thing that is wanted later. Does not own:
-what is made, nor many of them at once (clock).
+Owns: the thread between one who makes and one who takes, a thread for one thing that is wanted later, and one that is fed.
+Does not own: what is made, nor many of them at once (clock).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from typing import Generic, TypeVar
 
@@ -129,3 +130,69 @@ class Task(Generic[Result]):
         if self._failure is not None:
             raise self._failure
         return self._done[0]
+
+
+class Fed(Generic[Item, Result]):
+    """A thread that takes items as they are fed to it. Feeding waits while ``held_bytes`` or more, by ``size``, are not taken yet."""
+
+    def __init__(
+        self, clock: Clock, work: Callable[[Iterator[Item]], Result], size: Callable[[Item], int], held_bytes: int, name: str
+    ) -> None:
+        self._lock = clock.lock()
+        self._changed = clock.condition(self._lock)
+        self._size, self._held_bytes = size, held_bytes
+        self._items: deque[Item] = deque()
+        self._waiting_bytes = 0
+        self._is_ended = self._is_over = False
+        self._failure: BaseException | None = None
+        self._task = Task(clock, lambda: self._run(work), name)
+
+    def feed(self, item: Item) -> None:
+        """Raises what the work raised, if it is over."""
+        with self._lock:
+            while self._waiting_bytes >= self._held_bytes and not self._is_over:
+                self._changed.wait()
+            if not self._is_over:
+                self._items.append(item)
+                self._waiting_bytes += self._size(item)
+                self._changed.notify_all()
+                return
+        self._task.result()
+        raise AssertionError("it ended before its items did")
+
+    def end(self, failure: BaseException | None = None) -> None:
+        """No more come; with a failure, those that were not taken are dropped and it is raised to the work. Can be repeated."""
+        with self._lock:
+            self._is_ended = True
+            if failure is not None and self._failure is None:
+                self._failure = failure
+                self._items.clear()
+            self._changed.notify_all()
+
+    def result(self) -> Result:
+        """What came of it, when it is done. Raises what it raised."""
+        return self._task.result()
+
+    def _run(self, work: Callable[[Iterator[Item]], Result]) -> Result:
+        try:
+            return work(self._taken())
+        finally:
+            with self._lock:
+                self._is_over = True
+                self._items.clear()
+                self._changed.notify_all()
+
+    def _taken(self) -> Iterator[Item]:
+        while True:
+            with self._lock:
+                while not self._items and not self._is_ended:
+                    self._changed.wait()
+                if self._failure is not None:
+                    raise self._failure
+                if not self._items:
+                    return
+                item = self._items.popleft()
+                self._waiting_bytes -= self._size(item)
+                self._changed.notify_all()
+            yield item
+            del item

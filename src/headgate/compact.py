@@ -14,14 +14,15 @@ Tombstones go only when the oldest run is among the inputs: above it they still 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
-from headgate.ahead import Task
+from headgate.ahead import Fed
 from headgate.attempt import check_registered, give_back, register, renew, without
 from headgate.clock import Clock
 from headgate.columnar import Columnar
@@ -42,6 +43,9 @@ _BATCH_ROWS_MAX = 1 << 17
 _BATCH_ROWS_MIN = 1 << 4
 _AHEAD_ROWS_LEAST = 1 << 8
 _ROUNDS_MAX = 64
+_SLICES_AT_ONCE = 3
+"""While one becomes durable and one is finished, the rows of the next are coming."""
+_UNWRITTEN = SliceRecord(path="", rows=0, bytes=0)
 _LAYERS = 16
 """So many times a batch of each run fits into the memory that is allowed: what is read, merged, waits and is written."""
 _SAMPLE_ROWS = 64
@@ -359,7 +363,8 @@ class RunWriter:
         self._clock = clock
         self._total, self._done, self._progress, self._slice_rows = total, 0, progress, slice_rows
         self.slices: list[SliceRecord] = []
-        self._syncing: Task[None] | None = None
+        self._writing: deque[tuple[int, Fed[pa.RecordBatch, SliceRecord]]] = deque()
+        self._held_bytes = 1
         self.on_slice: Callable[[], None] = lambda: None
         self.tombstones = self._written = 0
         self.kept = Kept()
@@ -368,18 +373,22 @@ class RunWriter:
         self, runs: Sequence[OpenRun], untouched: Untouched | None, *, drop_tombstones: bool, batch_rows: int, held_bytes: int = 1
     ) -> None:
         """All that the runs come to, durable; slices of the oldest that nothing touches are named again."""
+        self._held_bytes = held_bytes
         try:
-            self._write(runs, untouched, drop_tombstones, batch_rows, held_bytes)
-        finally:
-            self._synced()
+            self._write(runs, untouched, drop_tombstones, batch_rows)
+            while self._writing:
+                self._settle()
+        except BaseException as error:
+            self._give_up(error)
+            raise
 
-    def _write(self, runs: Sequence[OpenRun], untouched: Untouched | None, drop_tombstones: bool, batch_rows: int, held_bytes: int) -> None:
+    def _write(self, runs: Sequence[OpenRun], untouched: Untouched | None, drop_tombstones: bool, batch_rows: int) -> None:
         with_marks = not drop_tombstones and any(run.record.tombstones for run in runs)
         # Files are read, rows merged and others written at the same time: each takes about as long. Rows so wide that few of
         # them fit are held no more than once.
         clock = self._clock if batch_rows >= _AHEAD_ROWS_LEAST else None
         with closing(
-            RunMerger(runs, self._rules, drop_tombstones=drop_tombstones, batch_rows=batch_rows, clock=clock, held_bytes=held_bytes)
+            RunMerger(runs, self._rules, drop_tombstones=drop_tombstones, batch_rows=batch_rows, clock=clock, held_bytes=self._held_bytes)
         ) as merger:
             self._write_merged(merger, runs, untouched, with_marks)
 
@@ -417,21 +426,40 @@ class RunWriter:
             while not source.is_done():
                 path = f"{self._folder}/{self._written:05d}.lance"
                 self._written += 1
-                self.slices.append(self._columnar.write(path, schema, source.up_to(self._slice_rows), sync=self._clock is None))
-                self._sync(path)
+                if self._clock is None:
+                    self.slices.append(self._columnar.write(path, schema, source.up_to(self._slice_rows)))
+                else:
+                    self._hand_over(self._clock, path, schema, source.up_to(self._slice_rows))
                 self.on_slice()
                 failpoint("compact.slice")
 
-    def _sync(self, path: str) -> None:
-        """Make a slice durable, while the next one is written."""
-        if self._clock is not None:
-            self._synced()
-            self._syncing = Task(self._clock, lambda: self._columnar.sync(path), name="headgate-sync")
+    def _hand_over(self, clock: Clock, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+        """Let a thread write a slice, and make it durable, while the rows of the next one are merged and written."""
 
-    def _synced(self) -> None:
-        """Wait until the last slice is durable."""
-        if self._syncing is not None:
-            self._syncing.result()
+        def write(rows: Iterator[pa.RecordBatch]) -> SliceRecord:
+            return self._columnar.write(path, schema, rows)
+
+        while len(self._writing) >= _SLICES_AT_ONCE:
+            self._settle()
+        fed = Fed(clock, write, lambda batch: int(batch.nbytes), self._held_bytes, name="headgate-slice")
+        self._writing.append((len(self.slices), fed))
+        self.slices.append(_UNWRITTEN)
+        for batch in batches:
+            fed.feed(batch)
+        fed.end()
+
+    def _settle(self) -> None:
+        """Wait until the oldest slice that is being written is durable."""
+        number, fed = self._writing.popleft()
+        self.slices[number] = fed.result()
+
+    def _give_up(self, failure: BaseException) -> None:
+        """No thread stays behind."""
+        for _, fed in self._writing:
+            fed.end(failure)
+        for _, fed in self._writing:
+            with suppress(BaseException):
+                fed.result()
 
     def _note(self, rows: int, deleted: Bools | None) -> None:
         self._done += rows

@@ -181,7 +181,7 @@ class _InMemory(Columnar):
     def __init__(self, rows: pa.Table) -> None:
         self._slice = ArrowSlice(rows)
 
-    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], *, sync: bool = True) -> SliceRecord:
+    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> SliceRecord:
         raise NotImplementedError("rows in memory are not written")
 
     def open(self, path: str) -> Slice:

@@ -9,8 +9,10 @@ from itertools import count
 
 import pytest
 
-from headgate.ahead import Task, ahead, worked_ahead
+from headgate.ahead import Fed, Task, ahead, worked_ahead
 from headgate.clock import SYSTEM_CLOCK
+
+PATIENCE = 30.0
 
 
 @pytest.mark.parametrize("parallel", [1, 2, 5])
@@ -128,3 +130,65 @@ def test_what_waits_is_bounded_by_its_size_too(parallel: int) -> None:
         # Three that wait, and one more of each thread that had begun before the last of them was there.
         assert len(begun) <= given + 3 + parallel
     assert len(begun) == 200
+
+
+# -- fed
+
+
+def test_a_fed_thread_takes_all_in_order_and_answers() -> None:
+    fed = Fed(SYSTEM_CLOCK, list, lambda _: 1, 3, name="eater")
+    for number in range(100):
+        fed.feed(number)
+    fed.end()
+    assert fed.result() == list(range(100))
+
+
+def test_feeding_waits_while_too_much_is_not_taken() -> None:
+    go_on, fed_so_far = threading.Event(), list[int]()
+
+    def work(items: Iterator[int]) -> list[int]:
+        go_on.wait(PATIENCE)
+        return list(items)
+
+    fed = Fed(SYSTEM_CLOCK, work, lambda _: 10, 25, name="eater")
+
+    def feed() -> None:
+        for number in range(10):
+            fed.feed(number)
+            fed_so_far.append(number)
+        fed.end()
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    feeder.join(0.05)
+    assert len(fed_so_far) == 3, "the third is fed while less than the bound waits, and passes it"
+    go_on.set()
+    assert fed.result() == list(range(10))
+    feeder.join(PATIENCE)
+
+
+def test_who_feeds_is_told_what_went_wrong() -> None:
+    def work(items: Iterator[int]) -> None:
+        next(items)
+        raise OSError("the disk is full")
+
+    fed = Fed(SYSTEM_CLOCK, work, lambda _: 1, 2, name="eater")
+    with pytest.raises(OSError, match="the disk is full"):
+        any(fed.feed(number) for number in count())  # type: ignore[func-returns-value]
+    with pytest.raises(OSError, match="the disk is full"):
+        fed.result()
+
+
+def test_who_is_fed_is_told_that_no_more_will_come() -> None:
+    taken: list[int] = []
+
+    def work(items: Iterator[int]) -> None:
+        taken.extend(items)
+
+    fed = Fed(SYSTEM_CLOCK, work, lambda _: 1, 2, name="eater")
+    fed.feed(0)
+    fed.end(KeyError("what was to come"))
+    fed.end(KeyError("told twice"))
+    with pytest.raises(KeyError, match="what was to come"):
+        fed.result()
+    assert taken == []

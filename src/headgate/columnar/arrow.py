@@ -26,7 +26,7 @@ class ArrowColumnar(Columnar):
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], *, sync: bool = True) -> SliceRecord:
+    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> SliceRecord:
         sink = pa.BufferOutputStream()
         rows = 0
         with pa.ipc.new_file(sink, schema) as writer:

@@ -81,19 +81,13 @@ class Columnar(ABC):
     """How to get at the files of another table, by its URI; None: there are none to get at."""
 
     @abstractmethod
-    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], *, sync: bool = True) -> SliceRecord:
+    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> SliceRecord:
         """Write a slice under a fresh name, and make it durable, its folders too, before returning.
-
-        Args:
-            sync: False: the caller calls ``sync`` before anything names the slice.
 
         Raises:
             StoreUnavailableError: it may be tried again, under another name.
             StoreSyncError: fsync failed: nothing may be assumed, and nothing retried.
         """
-
-    def sync(self, path: str) -> None:  # noqa: B027  # what needs no sync has nothing to do
-        """Make a slice durable that was written without it. Raises StoreSyncError."""
 
     @abstractmethod
     def open(self, path: str) -> Slice:

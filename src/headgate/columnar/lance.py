@@ -104,7 +104,7 @@ class LanceColumnar(Columnar):
     def uri(self, path: str) -> str:
         return f"{self._place.uri}/{path}"
 
-    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], *, sync: bool = True) -> SliceRecord:
+    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> SliceRecord:
         import lance
 
         rows = 0
@@ -147,13 +147,9 @@ class LanceColumnar(Columnar):
         for name in self.scalars:
             if rows >= _SCALAR_ROWS_LEAST and name in schema.names:
                 _index_values(dataset, name, path)
-        if sync:
-            self.sync(path)
-        return SliceRecord(path=path, rows=rows, bytes=size)
-
-    def sync(self, path: str) -> None:
         if self._place.scheme == "file" and self._fsync:
             sync_tree(self.uri(path), above=self._place.path)
+        return SliceRecord(path=path, rows=rows, bytes=size)
 
     def open(self, path: str) -> Slice:
         return LanceSlice(self.uri(path), path, self._options, self._files)

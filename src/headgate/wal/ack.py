@@ -134,7 +134,9 @@ class Ack:
         if self._place is None:
             return Receipt({})  # nothing was left to put
         shard, epoch, position = self._place
-        return Receipt({shard: (epoch, position)}, duplicate=self._duplicate)
+        receipt = Receipt.__new__(Receipt)
+        receipt._places, receipt.duplicate = {shard: (epoch, position)}, self._duplicate
+        return receipt
 
     # -- for the pipeline; decide first, under its lock and in order, then wake
 

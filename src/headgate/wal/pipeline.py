@@ -300,6 +300,9 @@ class Pipeline:
         """
         if self._flights:  # whoever lands the last of them looks at the queue afterwards
             return None
+        pacer = self._pacer
+        if pacer is not None and pacer is not ack and self._accepted - self._departed < self._company:
+            return None  # it takes ours too: what was put before it departs goes with it, or after it
         flight = _Flight()
         try:
             with self.lock:
