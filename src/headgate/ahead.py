@@ -56,7 +56,7 @@ def worked_ahead(
         while True:
             with making:
                 with lock:
-                    while (taken - given >= held or waiting_bytes >= held_bytes) and not is_left and end is None:
+                    while (taken - given >= held or (made and waiting_bytes >= held_bytes)) and not is_left and end is None:
                         changed.wait()
                     if is_left or end is not None:
                         return
@@ -150,7 +150,7 @@ class Fed(Generic[Item, Result]):
     def feed(self, item: Item) -> None:
         """Raises what the work raised, if it is over."""
         with self._lock:
-            while self._waiting_bytes >= self._held_bytes and not self._is_over:
+            while self._items and self._waiting_bytes >= self._held_bytes and not self._is_over:
                 self._changed.wait()
             if not self._is_over:
                 self._items.append(item)

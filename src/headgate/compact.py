@@ -386,9 +386,12 @@ class RunWriter:
         with_marks = not drop_tombstones and any(run.record.tombstones for run in runs)
         # Files are read, rows merged and others written at the same time: each takes about as long. Rows so wide that few of
         # them fit are held no more than once.
-        clock = self._clock if batch_rows >= _AHEAD_ROWS_LEAST else None
+        if batch_rows < _AHEAD_ROWS_LEAST:
+            self._clock = None
         with closing(
-            RunMerger(runs, self._rules, drop_tombstones=drop_tombstones, batch_rows=batch_rows, clock=clock, held_bytes=self._held_bytes)
+            RunMerger(
+                runs, self._rules, drop_tombstones=drop_tombstones, batch_rows=batch_rows, clock=self._clock, held_bytes=self._held_bytes
+            )
         ) as merger:
             self._write_merged(merger, runs, untouched, with_marks)
 

@@ -167,6 +167,17 @@ def test_feeding_waits_while_too_much_is_not_taken() -> None:
     feeder.join(PATIENCE)
 
 
+@pytest.mark.parametrize("held_bytes", [0, 1])
+def test_however_little_may_wait_all_of_it_gets_through(held_bytes: int) -> None:
+    fed = Fed(SYSTEM_CLOCK, list, lambda _: 10, held_bytes, name="eater")
+    for number in range(20):
+        fed.feed(number)
+    fed.end()
+    assert fed.result() == list(range(20))
+    worked = worked_ahead(SYSTEM_CLOCK, lambda n: n, iter(range(20)), parallel=2, held=5, size=lambda _: 10, held_bytes=held_bytes)
+    assert list(worked) == list(range(20))
+
+
 def test_who_feeds_is_told_what_went_wrong() -> None:
     def work(items: Iterator[int]) -> None:
         next(items)

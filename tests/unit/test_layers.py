@@ -36,6 +36,7 @@ ORDER = [
     "compact",
     "query",
     "flush",
+    ("admission", "cleanness", "auto_compact", "writer_stats"),
     "writer",
     "shard",
     ("new_shards", "table_ack", "snapshot", "changes", "bulk_files", "compact_ranges", "retired"),
