@@ -377,6 +377,12 @@ def test_c06_peak_memory_stays_below_the_limit_at_ten_times_the_data(bench: Any,
     assert peak < 8 << 20
 
 
+def test_c06_threads_that_read_merge_and_write_at_once_stay_below_the_limit_too(bench: Any) -> None:
+    peak, rows = _peak_of_a_compaction(bench, 4, runs=8, rows=42_000, width=250, max_memory=32 << 20)
+    assert rows == 8 * 42_000
+    assert peak < 32 << 20
+
+
 @pytest.mark.parametrize("threads", [1, 4])
 def test_c06_wide_rows_are_held_few_at_a_time(bench: Any, threads: int) -> None:
     peak, rows = _peak_of_a_compaction(bench, threads, runs=4, rows=300, width=64 << 10, max_memory=12 << 20)
