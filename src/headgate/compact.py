@@ -43,11 +43,11 @@ _BATCH_ROWS_MAX = 1 << 17
 _BATCH_ROWS_MIN = 1 << 4
 _AHEAD_ROWS_LEAST = 1 << 8
 _ROUNDS_MAX = 64
-_SLICES_AT_ONCE = 3
-"""While one becomes durable and one is finished, the rows of the next are coming."""
+_SLICES_AT_ONCE = 2
+"""While one is finished and becomes durable, the rows of the next are coming."""
 _UNWRITTEN = SliceRecord(path="", rows=0, bytes=0)
-_LAYERS = 16
-"""So many times a batch of each run fits into the memory that is allowed: what is read, merged, waits and is written."""
+_LAYERS, _HELD = 24, 64
+"""So many times a batch of each run fits into the memory that is allowed; and which part of it merged rows may take that wait."""
 _SAMPLE_ROWS = 64
 
 Progress = Callable[[str, int, int], None]
@@ -221,7 +221,7 @@ def _compact_once(
         writer.on_slice = _Renewal(log, attempt).renew
         untouched = untouched_slices(runs, rules, slice_rows) if with_oldest and not detach else None
         writer.write(
-            runs, untouched, drop_tombstones=with_oldest, batch_rows=batch_rows_for(runs, max_memory), held_bytes=max_memory // _LAYERS
+            runs, untouched, drop_tombstones=with_oldest, batch_rows=batch_rows_for(runs, max_memory), held_bytes=max_memory // _HELD
         )
         failpoint("compact.written")
         made = RunRecord(
