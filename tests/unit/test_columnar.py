@@ -285,7 +285,7 @@ def test_readers_of_many_slices_and_columns_keep_few_files_open(tmp_path: Path) 
 
 
 def open_files(place: Path, at_most: int = 0) -> int:
-    """How many below ``place`` are open, once it is no more than ``at_most``, or not within seconds: Lance closes them by threads of its own."""
+    """How many below ``place`` are open; more than ``at_most`` only if they stay so for seconds: Lance's own threads close them."""
     deadline = time.monotonic() + 10
     while (found := _open_now(place)) > at_most and time.monotonic() < deadline:
         time.sleep(0.01)
