@@ -4,7 +4,7 @@
 
 A table with a base of all rows and four newer runs with some of them again is compacted on two cores: as four shards
 beside each other, one of these four alone, as one shard with all rows by one task, and by four. Each round compacts a
-copy of its own. A time counts only after the rows were counted, and the table verified.
+copy of its own. A time counts only after the rows were counted.
 """
 
 from __future__ import annotations

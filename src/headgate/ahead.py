@@ -38,7 +38,7 @@ def worked_ahead(
     """
     making, lock = clock.lock(), clock.lock()
     changed = clock.condition(lock)
-    made: dict[int, Result] = {}
+    made: dict[int, tuple[Result, int]] = {}
     failures: dict[int, BaseException] = {}
     taken = given = waiting_bytes = 0
     end: int | None = None
@@ -75,13 +75,13 @@ def worked_ahead(
                     taken += 1
             try:
                 result = work(item)
+                result_bytes = size(result)
             except BaseException as error:  # the same
                 fail(number, error)
                 return
             del item
-            result_bytes = size(result)
             with lock:
-                made[number] = result
+                made[number] = result, result_bytes
                 waiting_bytes += result_bytes
                 changed.notify_all()
             del result  # whoever takes it lets it go
@@ -96,8 +96,8 @@ def worked_ahead(
                     raise failures[given]
                 if given not in made:
                     return
-                result = made.pop(given)
-                waiting_bytes -= size(result)
+                result, result_bytes = made.pop(given)
+                waiting_bytes -= result_bytes
                 given += 1
                 changed.notify_all()
             yield result
@@ -141,7 +141,7 @@ class Fed(Generic[Item, Result]):
         self._lock = clock.lock()
         self._changed = clock.condition(self._lock)
         self._size, self._held_bytes = size, held_bytes
-        self._items: deque[Item] = deque()
+        self._items: deque[tuple[Item, int]] = deque()
         self._waiting_bytes = 0
         self._is_ended = self._is_over = False
         self._failure: BaseException | None = None
@@ -149,12 +149,13 @@ class Fed(Generic[Item, Result]):
 
     def feed(self, item: Item) -> None:
         """Raises what the work raised, if it is over."""
+        size = self._size(item)
         with self._lock:
             while self._items and self._waiting_bytes >= self._held_bytes and not self._is_over:
                 self._changed.wait()
             if not self._is_over:
-                self._items.append(item)
-                self._waiting_bytes += self._size(item)
+                self._items.append((item, size))
+                self._waiting_bytes += size
                 self._changed.notify_all()
                 return
         self._task.result()
@@ -191,8 +192,8 @@ class Fed(Generic[Item, Result]):
                     raise self._failure
                 if not self._items:
                     return
-                item = self._items.popleft()
-                self._waiting_bytes -= self._size(item)
+                item, size = self._items.popleft()
+                self._waiting_bytes -= size
                 self._changed.notify_all()
             yield item
             del item

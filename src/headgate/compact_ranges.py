@@ -37,13 +37,9 @@ from headgate.compact import (
     LEASE_SECONDS,
     SLICE_ROWS,
     CompactionReport,
-    Progress,
-    RunWriter,
-    batch_rows_for,
     has_oldest,
     pick,
     replaced,
-    untouched_slices,
     withdraw,
 )
 from headgate.errors import CommitConflictError, DataLossError, InvalidInputError, ObjectMissingError
@@ -55,6 +51,7 @@ from headgate.meters import COMPACTION_BYTES_WRITTEN, COMPACTION_FAILURES, COMPA
 from headgate.query.ranges import split_points
 from headgate.query.run_index import RunIndex
 from headgate.run import OpenRun
+from headgate.run_writer import Progress, RunWriter, untouched_slices
 from headgate.schema import RowRules, as_now
 from headgate.shard import Shard
 from headgate.view import ReadView, RunCache
@@ -134,7 +131,7 @@ class ShardCompaction:
         untouched = None
         if self.keeps_slices and parts[0].record.slices:
             untouched = untouched_slices(parts, self.rules, self.slice_rows, slices_min=1)
-        writer.write(parts, untouched, drop_tombstones=self.with_oldest, batch_rows=batch_rows_for(parts, self.max_memory))
+        writer.write(parts, untouched, drop_tombstones=self.with_oldest, max_memory=self.max_memory)
         failpoint("compact_ranges.written")
         kept = writer.kept
         slices = tuple(part.model_dump_json() for part in writer.slices)

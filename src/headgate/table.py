@@ -20,7 +20,7 @@ from headgate.change_batches import PIN_SECONDS, ChangeBatches, HasShards, read_
 from headgate.changes import COMMIT_SECONDS, POLL_SECONDS, Changes, StartOfChanges, parse_start
 from headgate.checkpoint import Checkpoint, check_lease, listed, pin, refresh_pin, resolved, unpin
 from headgate.clock import map_ordered
-from headgate.compact import CompactionReport, Progress, compact_shard
+from headgate.compact import CompactionReport, compact_shard
 from headgate.compact_ranges import RANGE_ROWS, ShardCompaction, plan_compaction
 from headgate.config import Duration, ShardWriterConfig
 from headgate.consumer import Consumer, OpenConsumer, check_consumer_name, drop_all, listed_consumers, pin_snapshot
@@ -52,6 +52,7 @@ from headgate.query.scan import Load, Scan
 from headgate.query.text import search_text
 from headgate.query.vector import metric_of, search
 from headgate.retired import published
+from headgate.run_writer import Progress
 from headgate.schema import RowRules
 from headgate.shard import Places, Shard
 from headgate.sharding import shards_of

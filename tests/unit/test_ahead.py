@@ -115,6 +115,11 @@ def test_a_task_gives_what_came_of_it_or_raises_what_it_raised() -> None:
             failed.result()
 
 
+def test_a_result_whose_size_cannot_be_told_is_an_error() -> None:
+    with pytest.raises(ZeroDivisionError):
+        list(worked_ahead(SYSTEM_CLOCK, lambda n: n, iter(range(3)), parallel=2, held=2, size=lambda n: n // 0))
+
+
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_what_waits_is_bounded_by_its_size_too(parallel: int) -> None:
     begun: list[int] = []
@@ -184,8 +189,13 @@ def test_who_feeds_is_told_what_went_wrong() -> None:
         raise OSError("the disk is full")
 
     fed = Fed(SYSTEM_CLOCK, work, lambda _: 1, 2, name="eater")
+
+    def feed_all() -> None:
+        for number in count():
+            fed.feed(number)
+
     with pytest.raises(OSError, match="the disk is full"):
-        any(fed.feed(number) for number in count())  # type: ignore[func-returns-value]
+        feed_all()
     with pytest.raises(OSError, match="the disk is full"):
         fed.result()
 

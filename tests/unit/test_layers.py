@@ -33,6 +33,7 @@ ORDER = [
     "feed",
     "consumer",
     "merge",
+    "run_writer",
     "compact",
     "query",
     "flush",
