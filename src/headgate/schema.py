@@ -158,17 +158,23 @@ class RowRules:
         self._required = [schema.names.index(f.name) for f in schema if not f.nullable or f.name in key]
 
     def upsert(self, data: Any) -> pa.RecordBatch:
-        """One batch with the log's schema.
+        """One batch with the log's schema, which says which columns these are.
 
         Raises:
             SchemaMismatchError: columns, order or types differ from the table's.
             InvalidInputError: no rows, or nulls where there may be none.
         """
+        rows = self.checked(data)
+        return rows if rows.schema.equals(self.log_schema, check_metadata=True) else rows.replace_schema_metadata(self._ids)
+
+    def checked(self, data: Any) -> pa.RecordBatch:
+        """The same, for whoever keeps the log's schema beside the rows.
+
+        To give a batch another schema, Arrow lets go of the interpreter: where many threads put, each of them would be woken for nothing.
+        """
         rows = data if type(data) is pa.RecordBatch else one_batch(data, self.schema)
         if not rows.schema.equals(self.log_schema):
             rows = _fitted(rows, self.log_schema, "the table")
-        elif not rows.schema.equals(self.log_schema, check_metadata=True):
-            rows = rows.replace_schema_metadata(self._ids)  # in memory too they must know which columns they are
         if rows.num_rows == 0:
             raise InvalidInputError("the batch has no rows", hint="put only batches with rows")
         for index in self._required:

@@ -129,8 +129,8 @@ class SchemaWatch:
     # -- rows
 
     def upsert(self, data: Any) -> tuple[RowRules, pa.RecordBatch]:
-        """Rows to put, and the rules that they keep to. What does not fit is tried once more against the latest table."""
-        return self._fitted(data, RowRules.upsert)
+        """Rows to put, as they are, and the rules that they keep to. What does not fit is tried once more against the latest table."""
+        return self._fitted(data, RowRules.checked)
 
     def delete(self, keys: Any) -> tuple[RowRules, pa.RecordBatch]:
         """The same for keys to delete."""

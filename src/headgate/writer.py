@@ -214,7 +214,7 @@ class ShardWriter:
             rules, rows = self._watch.upsert(data) if op == "upsert" else self._watch.delete(data)
         else:
             rules = self._first_rules
-            rows = rules.upsert(data) if op == "upsert" else rules.delete(data)
+            rows = rules.checked(data) if op == "upsert" else rules.delete(data)
         ack = self.put_rows(rows, op, *named, rules=rules)
         if self._config.durable_write:
             ack.wait()
@@ -265,8 +265,8 @@ class ShardWriter:
     ) -> Ack:
         """Queue rows that ``rules`` have passed. ``consecutive``: a producer's sequences follow each other in this shard."""
         size = self.size_of(rows)
-        put = Put(unpinned(rows, size), op, producer, sequence)
         schema, timeout = (rules or self.rules).log_schema, self._config.put_timeout
+        put = Put(unpinned(rows, size), op, producer, sequence, schema if op == "upsert" else None)
         if producer is None or sequence is None:
             return self._pipeline.submit(put, schema, size, timeout=timeout)
         return self._pipeline.submit(put, schema, size, timeout=timeout, admit=lambda ack: self._admission.admit(put, ack, consecutive))
@@ -291,8 +291,8 @@ class ShardWriter:
         consecutive: bool = True,
     ) -> Ack:
         """Queue rows for which there is room. Never blocks; if the writer has failed meanwhile, the Ack has."""
-        put = Put(unpinned(rows, size_bytes), op, producer, sequence)
         schema = (rules or self.rules).log_schema
+        put = Put(unpinned(rows, size_bytes), op, producer, sequence, schema if op == "upsert" else None)
         if producer is None or sequence is None:
             return self._pipeline.submit_reserved(put, schema, size_bytes)
         return self._pipeline.submit_reserved(put, schema, size_bytes, admit=lambda ack: self._admission.admit(put, ack, consecutive))

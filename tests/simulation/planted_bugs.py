@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from unittest.mock import patch
 
 import headgate.simulation.run as run
+import headgate.wal.ack as ack
 import headgate.wal.appender as appender
 import headgate.wal.collect as collect
 import headgate.wal.entry as entry_module
@@ -411,6 +412,22 @@ def replayed_producers_are_forgotten():
         self._admission._known.clear()
 
     return patch.object(writer_module.ShardWriter, "__init__", forgetful)
+
+
+@bug
+def a_waiter_who_was_woken_wakes_nobody():
+    """Nor does the slot look in."""
+    original = ack.Relay.wake
+
+    def first_only(self, acks):
+        with patch.object(ack.Relay, "pass_on", ack_pass_on):
+            original(self, acks)
+
+    ack_pass_on = ack.Relay.pass_on
+    return _both(
+        _both(patch.object(ack.Relay, "wake", first_only), patch.object(ack.Relay, "pass_on", lambda self: None)),
+        patch.object(ack.Relay, "rush", lambda self: None),
+    )
 
 
 @bug

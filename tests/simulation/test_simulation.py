@@ -15,6 +15,7 @@ PARTS = 4
 
 # Where chance alone would take long, the scene that shows it.
 SCENE_OF = {
+    "a_waiter_who_was_woken_wakes_nobody": "crowd",
     "durable_through_is_the_highest_known": "gap",
     "past_a_seal_is_void": "several_seals",
     "only_own_seals_are_checked_against_the_cursor": "several_seals",

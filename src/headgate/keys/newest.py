@@ -5,7 +5,7 @@ Owns: which rows, in which order, with which columns. Does not own: how keys com
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,11 +111,12 @@ def rows_of(puts: Sequence[Put], rules: RowRules, columns: Sequence[str]) -> pa.
     tables = []
     start = 0
     while start < len(puts):  # those that were written alike are taken together
-        then = puts[start].rows.schema
+        then = puts[start].columns
         stop = start + 1
-        while stop < len(puts) and puts[stop].rows.schema.equals(then, check_metadata=True):
+        while stop < len(puts) and ((now := puts[stop].columns) is then or now.equals(then, check_metadata=True)):
             stop += 1
-        tables.append(_aligned(pa.Table.from_batches([put.rows for put in puts[start:stop]]), rules, columns))
+        rows = pa.Table.from_batches([put.rows for put in puts[start:stop]])
+        tables.append(_aligned(rows, rules.names_in(then), rules, columns))
         start = stop
     schema = pa.schema([rules.log_schema.field(name) for name in columns])
     return pa.concat_tables(tables) if tables else schema.empty_table()
@@ -129,9 +130,8 @@ def deleted_of(puts: Sequence[Put]) -> Bools | None:
     return np.repeat(np.array([put.op == "delete" for put in puts]), counts)
 
 
-def _aligned(rows: pa.Table, rules: RowRules, columns: Sequence[str]) -> pa.Table:
+def _aligned(rows: pa.Table, names: Mapping[int, str], rules: RowRules, columns: Sequence[str]) -> pa.Table:
     schema = pa.schema([rules.log_schema.field(name) for name in columns])
-    names = rules.names_in(rows.schema)
     then = [names.get(rules.field_ids[rules.schema.get_field_index(name)]) for name in columns]
     if all(name is not None and rows.schema.get_field_index(name) >= 0 for name in then):
         same = rows.select(then)

@@ -18,6 +18,7 @@ from headgate.wal.collect import collect_entries
 from headgate.wal.fence import open_epoch
 from headgate.writer import ShardWriter
 
+_SOON_SECONDS = 60.0
 _WAL_ONLY = ShardWriterConfig(enable_memtable=False, wal_persist_retry_base_delay=0.01)
 
 
@@ -278,6 +279,45 @@ def gap(world: World, stage: Stage, rng: random.Random) -> None:
     world.held = None
 
 
+def crowd(world: World, stage: Stage, rng: random.Random) -> None:
+    """Threads of one writer put and wait, several in an entry, and wake each other. Somebody may take over meanwhile."""
+    process = world.process("crowd", protected=True)
+    config = ShardWriterConfig(enable_memtable=False, max_inflight=rng.choice([1, 2, 4]), wal_persist_retry_base_delay=0.01)
+
+    def put_some(writer: ShardWriter, name: str) -> None:
+        ledger, order = stage.ledger, stage.ledger.order.setdefault(name, [])
+        try:
+            for number in ledger.numbers(rng.randint(1, 3)):
+                order.append(number)
+                ack = writer.put(rows_of(number))
+                if rng.random() < 0.8:
+                    ledger.acked[number] = ack.wait()[stage.shard]
+        except HeadgateError as error:
+            stage.open_problem(name, error)
+
+    def write_together() -> None:
+        clock = SimClock(process)
+        try:
+            writer = ShardWriter(stage.log(process), RULES, config)
+        except HeadgateError as error:
+            stage.open_problem(process.name, error)
+            return
+        names = [f"crowd{number}" for number in range(rng.randint(2, 5))]
+        threads = [clock.spawn(lambda name=name: put_some(writer, name), name=name) for name in names]  # type: ignore[misc]
+        for thread in threads:
+            thread.join(_SOON_SECONDS)
+        if any(thread.is_alive() for thread in threads):
+            stage.ledger.problems.append("FORGOTTEN: a thread waits for a put that is decided")
+        writer.abort()
+
+    task = process.start(write_together)
+    if rng.random() < 0.4:
+        heir = world.process("heir", protected=True)
+        _run(world, heir, lambda: _claim_and_put(stage, heir, rng))
+    world.scheduler.run(lambda: task.done)
+    process.end()
+
+
 def swap(world: World, stage: Stage, rng: random.Random) -> None:
     """Another WAL store: refused while the log is needed, taken when clean; whoever sleeps in the old one stays fenced."""
     _run(world, author := world.process("author", protected=True), lambda: _append(stage, author, rng))
@@ -376,6 +416,7 @@ def _run(world: World, process: Process, main: Callable[[], None]) -> None:
 Scene = Callable[[World, Stage, random.Random], None]
 
 SCENES: dict[str, Scene] = {
+    "crowd": crowd,
     "damage": damage,
     "dies_after_its_seal": dies_after_its_seal,
     "gap": gap,

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from headgate.clock import Clock
@@ -53,17 +55,70 @@ class Receipt(Mapping[str, tuple[int, int]]):
         return f"Receipt({places}{', duplicate' if self.duplicate else ''})"
 
 
+class Relay:
+    """Those who wait for puts that are decided, and wake each other: each the next one.
+
+    Woken all at once, they would all wait for the interpreter, and each be woken again for nothing whenever it is let go. So
+    whoever has been woken wakes the next, and there is always one who is awake: an Ack leaves the line only after it was woken,
+    whoever stops waiting for any reason passes on, and whoever does not wait stops nothing. Somebody still has to look in
+    (``rush``): a thread may be interrupted while it passes on, or be long in coming where others hold the interpreter.
+    """
+
+    __slots__ = ("_line",)
+
+    def __init__(self) -> None:
+        self._line: deque[Ack] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._line)
+
+    def wake(self, acks: Iterable[Ack]) -> None:
+        """Begin with those whose puts were just decided. May be done again."""
+        for ack in acks:
+            if ack._waits:
+                self._line.append(ack)
+            else:
+                ack._wake()
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """Wake the next who waits."""
+        line = self._line
+        while line:
+            try:
+                ack = line[0]
+            except IndexError:  # another thread was faster
+                return
+            ack._is_next = True
+            is_waiting = ack._waits  # then it comes here itself: it looks whether it is next after it has stopped waiting
+            self._wake_first(ack)
+            if is_waiting:
+                return
+
+    def rush(self) -> None:
+        """Wake all."""
+        for ack in list(self._line):
+            self._wake_first(ack)
+
+    def _wake_first(self, ack: Ack) -> None:
+        ack._wake()
+        with suppress(ValueError):  # another thread did the same
+            self._line.remove(ack)
+
+
 class Ack:
     """A put that will be durable, is, or failed. ``wait`` for it, or ``await`` it.
 
     Giving up waiting changes nothing: the put goes on, and is applied once or not at all.
     """
 
-    __slots__ = ("_accepted", "_callbacks", "_done", "_duplicate", "_error", "_gate", "_leader", "_place")
+    __slots__ = ("_accepted", "_callbacks", "_done", "_duplicate", "_error", "_gate", "_is_next", "_leader", "_place", "_relay", "_waits")
 
-    def __init__(self, clock: Clock, leader: Leader | None = None) -> None:
+    def __init__(self, clock: Clock, leader: Leader | None = None, relay: Relay | None = None) -> None:
         self._gate = clock.gate()
         self._leader = leader
+        self._relay = relay
+        self._waits = self._is_next = False  # a thread does, and passes on when it was woken by the one before it
         self._accepted = False  # in the queue, for good; set in one step with that
         self._done = False
         self._error: HeadgateError | None = None
@@ -85,17 +140,27 @@ class Ack:
             TimeoutError: not decided in time. The put goes on.
             FencedError, WriterPoisonedError, ClosedError: it was not acknowledged.
         """
-        leader = self._leader
-        if leader is not None and timeout is not None:
-            leader.nudge()  # leading takes as long as it takes
-        elif leader is not None:
+        if timeout is not None:
+            if (leader := self._leader) is not None:
+                leader.nudge()  # leading takes as long as it takes
+            if not self._done and not self._gate.wait(timeout):
+                raise TimeoutError(f"not durable within {timeout} s; the put goes on, wait again or retry it with a producer sequence")
+        elif not self._done:
+            self._wait_in_line()
+        return self._outcome()
+
+    def _wait_in_line(self) -> None:
+        leader, relay = self._leader, self._relay
+        try:
+            self._waits = relay is not None
             while not self._done:
-                patience = leader.lead(self)
+                patience = leader.lead(self) if leader is not None else None
                 if self._done or self._gate.wait(patience):
                     break
-        if not self._done and not self._gate.wait(timeout):
-            raise TimeoutError(f"not durable within {timeout} s; the put goes on, wait again or retry it with a producer sequence")
-        return self._outcome()
+        finally:
+            self._waits = False
+            if self._is_next and relay:
+                relay.pass_on()
 
     def __await__(self) -> Generator[Any, None, Receipt]:
         if not self._done:

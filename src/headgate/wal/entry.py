@@ -52,6 +52,12 @@ class Put:
     op: Op = "upsert"
     producer: str | None = None
     sequence: int | None = None
+    schema: pa.Schema | None = field(default=None, repr=False, compare=False)
+    """What the rows were checked against, which says which columns these are. None: their own does."""
+
+    @property
+    def columns(self) -> pa.Schema:
+        return self.rows.schema if self.schema is None else self.schema
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ smaller ones, on a slow one the moment does not count.
 Handing work to another thread costs more than a PUT to a fast store. So when nothing is under
 way, whoever waits for an Ack leads: it takes the queue and writes the entry itself. A slot, a
 thread of ours, comes for what nobody waits for, and for every entry beside the first. While
-waiters lead, no put wakes a slot; one looks in every ``_DOZE_SECONDS``.
+waiters lead, no put wakes a slot; one looks in every ``_DOZE_SECONDS``. Callers of an entry that landed wake each other, one
+after the other; the slot wakes the rest of them if that takes longer than ``_RELAY_SECONDS``.
 
 When an entry with several puts lands, its callers come back at once. The next entry waits for
 as many as there were, and for ``_COMPANY_SECONDS`` per caller at most; else the first to come back
@@ -41,7 +42,7 @@ from headgate.clock import Clock, Lock, Thread
 from headgate.errors import BackpressureTimeoutError, ClosedError, FencedError, HeadgateError, WriterPoisonedError
 from headgate.failpoint import failpoint
 from headgate.meters import FENCES, POISONINGS, pipeline_counts
-from headgate.wal.ack import Ack
+from headgate.wal.ack import Ack, Relay
 from headgate.wal.appender import EpochWriter
 from headgate.wal.entry import Put
 
@@ -50,6 +51,7 @@ _OVERLAP_AT_BYTES = 1 << 20
 _COMPANY_SECONDS = 0.0001
 _COMPANY_SECONDS_MAX = 0.002
 _DOZE_SECONDS = 0.002
+_RELAY_SECONDS = 0.005
 _JOIN_SECONDS = 30.0
 
 
@@ -154,6 +156,7 @@ class Pipeline:
         self._company = 0  # as many puts as the next entry may wait for
         self._last_landed = -1e9
         self._pacer: Ack | None = None
+        self._relay = Relay()
         self._waiting_room = 0
         self._draining = 0
         self._threads: list[Thread] = []
@@ -172,7 +175,7 @@ class Pipeline:
         Raises:
             BackpressureTimeoutError: no room in time; nothing was accepted.
         """
-        ack, born = Ack(self._clock, self), self._clock.monotonic()
+        ack, born = Ack(self._clock, self, self._relay), self._clock.monotonic()
         with self.lock:
             if self._failure is not None or self._closing:
                 raise self._refusal()
@@ -228,7 +231,7 @@ class Pipeline:
 
     def submit_reserved(self, put: Put, schema: pa.Schema, size: int, *, admit: Admit | None = None) -> Ack:
         """Queue a put whose room was reserved. Never blocks; a writer that failed meanwhile says so in the Ack."""
-        ack, born = Ack(self._clock, self), self._clock.monotonic()
+        ack, born = Ack(self._clock, self, self._relay), self._clock.monotonic()
         with self.lock:
             if self._failure is None and not self._closing:
                 if admit is not None and (first := admit(ack)) is not None:
@@ -315,9 +318,7 @@ class Pipeline:
                     return delay if self._pacer is ack else None
                 self._depart(flight)
                 self._led = True
-            self._fly_or_fail(flight)
-            if self._accepted > self._departed:
-                self.nudge()
+            self._fly_led(flight)
         except BaseException:
             self._hand_over(flight)
             raise
@@ -329,14 +330,20 @@ class Pipeline:
         with self.lock:
             is_under_way = flight in self._flights or bool(flight.decided)
         if is_under_way:
-            self._clock.spawn(lambda: self._fly_or_fail(flight), name=f"headgate-wal-{self._shard}-again")
+            self._clock.spawn(lambda: self._fly_led(flight), name=f"headgate-wal-{self._shard}-again")
         else:
             self.nudge()
 
+    def _fly_led(self, flight: _Flight) -> None:
+        """Not by a slot, which would look at what there is to do afterwards."""
+        self._fly_or_fail(flight)
+        if self._accepted > self._departed or (self._relay and not self._watching):
+            self.nudge()
+
     def nudge(self) -> None:
-        """Somebody waits who cannot lead: see that a slot comes for what is queued."""
+        """Somebody waits who cannot lead: see that a slot comes for what is queued, and for those who wake each other."""
         with self.lock:
-            if self._accepted > self._departed:
+            if self._accepted > self._departed or (self._relay and not self._watching):
                 self._call_slot()
 
     # -- slots
@@ -378,7 +385,9 @@ class Pipeline:
             if self._accepted == self._departed:
                 if self._closing:
                     return None
-                if self._led:
+                if self._relay and self._clock.monotonic() >= self._last_landed + _RELAY_SECONDS:
+                    self._relay.rush()
+                if self._led or self._relay:
                     delay, self._led = _DOZE_SECONDS, False
             elif sum(not flight.landed for flight in self._flights) < self._max_inflight:
                 delay = self._delay()
@@ -455,9 +464,7 @@ class Pipeline:
                 counts.entries, counts.bytes, flight.body = counts.entries + 1, counts.bytes + flight.body.nbytes, None
             flight.landed = True
             self._acknowledge(flight)
-        for decided in flight.decided:
-            for item in decided.items:
-                item.ack._wake()
+        self._relay.wake([item.ack for decided in flight.decided for item in decided.items])
         flight.decided.clear()  # it holds itself, and with it the rows
 
     def _acknowledge(self, landed: _Flight) -> None:
