@@ -93,7 +93,9 @@ def untouched_slices(runs: Sequence[OpenRun], rules: RowRules, slice_rows: int, 
             below = keys.positions(bounds)
             last = keys.find(bounds.take(np.arange(1, 2 * len(parts), 2)))
             touched |= (below[1::2] > below[0::2]) | (last >= 0)
-    return Untouched(tuple(not hit for hit in touched), bounds) if not touched.all() else None
+            if touched.all():
+                return None
+    return Untouched(tuple(not hit for hit in touched), bounds)
 
 
 class RunWriter:
