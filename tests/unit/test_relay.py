@@ -60,7 +60,7 @@ class Interrupting:
 
 
 def test_each_wakes_the_next() -> None:
-    relay = Relay()
+    relay = Relay(SYSTEM_CLOCK)
     waiters = Waiters(relay, 20)
     waiters.start()
     decide(waiters.acks)
@@ -71,7 +71,7 @@ def test_each_wakes_the_next() -> None:
 
 
 def test_who_is_interrupted_passes_on() -> None:
-    relay = Relay()
+    relay = Relay(SYSTEM_CLOCK)
     waiters = Waiters(relay, 20)
     for number in range(0, 20, 3):
         waiters.acks[number]._gate = Interrupting(waiters.acks[number]._gate)
@@ -83,7 +83,7 @@ def test_who_is_interrupted_passes_on() -> None:
 
 
 def test_puts_that_nobody_waits_for_stop_nothing() -> None:
-    relay = Relay()
+    relay = Relay(SYSTEM_CLOCK)
     waiters = Waiters(relay, 6)
     waiters.start()
     left = [Ack(SYSTEM_CLOCK, None, relay) for _ in range(6)]
@@ -95,7 +95,7 @@ def test_puts_that_nobody_waits_for_stop_nothing() -> None:
 
 
 def test_who_left_the_line_meanwhile_stops_nothing() -> None:
-    relay = Relay()
+    relay = Relay(SYSTEM_CLOCK)
     waiters = Waiters(relay, 3)
     waiters.start()
     gone = [Ack(SYSTEM_CLOCK, None, relay) for _ in range(2)]
@@ -112,7 +112,7 @@ def test_who_left_the_line_meanwhile_stops_nothing() -> None:
 
 
 def test_told_twice_is_as_good_as_once() -> None:
-    relay = Relay()
+    relay = Relay(SYSTEM_CLOCK)
     waiters = Waiters(relay, 5)
     waiters.start()
     decide(waiters.acks)

@@ -9,7 +9,6 @@ import asyncio
 import copy
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any, Protocol
 
 from headgate.clock import Clock
@@ -64,10 +63,13 @@ class Relay:
     (``rush``): a thread may be interrupted while it passes on, or be long in coming where others hold the interpreter.
     """
 
-    __slots__ = ("_line",)
+    __slots__ = ("_clock", "_line", "woke_at")
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._line: deque[Ack] = deque()
+        self.woke_at = -1e9
+        """When somebody was woken last, by the monotonic clock."""
 
     def __bool__(self) -> bool:
         return bool(self._line)
@@ -93,6 +95,7 @@ class Relay:
             is_waiting = ack._waits  # then it comes here itself: it looks whether it is next after it has stopped waiting
             self._wake_first(ack)
             if is_waiting:
+                self.woke_at = self._clock.monotonic()
                 return
 
     def rush(self) -> None:
@@ -102,8 +105,10 @@ class Relay:
 
     def _wake_first(self, ack: Ack) -> None:
         ack._wake()
-        with suppress(ValueError):  # another thread did the same
+        try:
             self._line.remove(ack)
+        except ValueError:  # another thread did the same
+            return
 
 
 class Ack:

@@ -13,10 +13,10 @@ Handing work to another thread costs more than a PUT to a fast store. So when no
 way, whoever waits for an Ack leads: it takes the queue and writes the entry itself. A slot, a
 thread of ours, comes for what nobody waits for, and for every entry beside the first. While
 waiters lead, no put wakes a slot; one looks in every ``_DOZE_SECONDS``. Callers of an entry that landed wake each other, one
-after the other; the slot wakes the rest of them if that takes longer than ``_RELAY_SECONDS``.
+after the other; the slot wakes the rest of them if that takes longer than it should.
 
-When an entry with several puts lands, its callers come back at once. The next entry waits for
-as many as there were, and for ``_COMPANY_SECONDS`` per caller at most; else the first to come back
+When an entry with several puts lands, its callers come back soon. The next entry waits for as many as there
+were, until ``_COMPANY_SECONDS`` per caller after the last of them was woken; else the first to come back
 would go alone and the others after it, twice the entries for the same puts. A lone caller never
 waits for company, nor does the first put after a pause.
 
@@ -51,7 +51,7 @@ _OVERLAP_AT_BYTES = 1 << 20
 _COMPANY_SECONDS = 0.0001
 _COMPANY_SECONDS_MAX = 0.002
 _DOZE_SECONDS = 0.002
-_RELAY_SECONDS = 0.005
+_RELAY_SECONDS, _RELAY_SECONDS_EACH = 0.005, 0.0005
 _JOIN_SECONDS = 30.0
 
 
@@ -156,7 +156,7 @@ class Pipeline:
         self._company = 0  # as many puts as the next entry may wait for
         self._last_landed = -1e9
         self._pacer: Ack | None = None
-        self._relay = Relay()
+        self._relay = Relay(clock)
         self._waiting_room = 0
         self._draining = 0
         self._threads: list[Thread] = []
@@ -385,7 +385,7 @@ class Pipeline:
             if self._accepted == self._departed:
                 if self._closing:
                     return None
-                if self._relay and self._clock.monotonic() >= self._last_landed + _RELAY_SECONDS:
+                if self._relay and self._clock.monotonic() >= self._last_landed + self._relay_seconds():
                     self._relay.rush()
                 if self._led or self._relay:
                     delay, self._led = _DOZE_SECONDS, False
@@ -441,8 +441,13 @@ class Pipeline:
             if self._flights:
                 delay = max(delay, self._flights[-1].started + _OVERLAP_AFTER_SECONDS - now)
             elif self._accepted - self._departed < self._company:
-                delay = max(delay, self._last_landed + min(_COMPANY_SECONDS_MAX, _COMPANY_SECONDS * self._company) - now)
+                woken = max(self._last_landed, self._relay.woke_at)  # who was not woken yet cannot come back yet
+                delay = max(delay, woken + min(_COMPANY_SECONDS_MAX, _COMPANY_SECONDS * self._company) - now)
         return delay
+
+    def _relay_seconds(self) -> float:
+        """By when all callers of an entry should have been woken."""
+        return max(_RELAY_SECONDS, _RELAY_SECONDS_EACH * self._company)
 
     def _fly(self, flight: _Flight) -> None:
         """Encode once, write, and acknowledge what is complete from the front."""
