@@ -81,23 +81,27 @@ _WAIT_MAX = threading.TIMEOUT_MAX
 
 
 class _LockGate:
-    __slots__ = ("_lock",)
+    __slots__ = ("_is_open", "_lock")
 
     def __init__(self) -> None:
+        self._is_open = False
         self._lock = _thread.allocate_lock()
         self._lock.acquire()
 
     def open(self) -> None:
+        self._is_open = True
         try:
             self._lock.release()
         except RuntimeError:  # open already
             return
 
     def wait(self, timeout: float | None = None) -> bool:
-        if self._lock.acquire(timeout=-1 if timeout is None or timeout > _WAIT_MAX else max(0.0, timeout)):
-            self._lock.release()  # pass it on to the next waiter
-            return True
-        return False
+        try:
+            self._lock.acquire(timeout=-1 if timeout is None or timeout > _WAIT_MAX else max(0.0, timeout))
+        finally:
+            if self._is_open:
+                self.open()  # for the next waiter; also if an interrupt came with the lock in our hands
+        return self._is_open
 
 
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from headgate.clock import SYSTEM_CLOCK, Gate
 from headgate.wal.ack import Ack, Relay
+from headgate.wal.entry import Put
+from headgate.wal.pipeline import Pipeline
 
 PATIENCE = 30.0
 
@@ -170,3 +175,163 @@ def test_nobody_is_forgotten_among_waiters_of_all_kinds(bench: Any, threads: int
         assert not thread.is_alive()
     writer.close()
     assert sorted(bench.ids()) == sorted(100 * thread + number for thread in range(threads) for number in range(40))
+
+
+class Fault:
+    """The first of the waiters is interrupted where it should pass on: the line stands still."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.struck = threading.Event()
+        pass_on = Relay.pass_on
+
+        def interrupted(relay: Relay) -> None:
+            if threading.current_thread().name.startswith("waiter") and not self.struck.is_set():
+                self.struck.set()
+                raise KeyboardInterrupt
+            pass_on(relay)
+
+        monkeypatch.setattr(Relay, "pass_on", interrupted)
+
+
+class SlowWriter:
+    """As much of an epoch's writer as a pipeline needs, with a store as slow as wanted."""
+
+    epoch = 1
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.claim = SimpleNamespace(space=SimpleNamespace(shard="0000"), first=SimpleNamespace(position=0))
+        self.log = SimpleNamespace(manifests=SimpleNamespace(place="table"))
+
+    def encode(self, *_: Any) -> memoryview:
+        return memoryview(b"entry")
+
+    def persist(self, *_: Any) -> None:
+        time.sleep(self.seconds)
+
+
+ROWS = pa.record_batch({"id": [1]})
+
+
+class Crowd:
+    """Threads that wait for puts of one entry, and a pipeline that they share."""
+
+    def __init__(self, *, max_inflight: int = 4, min_interval: float = 0.0) -> None:
+        self.writer: Any = SlowWriter()
+        self.pipeline = Pipeline(
+            self.writer,
+            SYSTEM_CLOCK,
+            max_entry_bytes=1 << 22,
+            min_interval=min_interval,
+            max_inflight=max_inflight,
+            max_unacknowledged_bytes=1 << 30,
+        )
+        self.back: list[int] = []
+        self.threads: list[threading.Thread] = []
+
+    def put(self) -> Ack:
+        return self.pipeline.submit(Put(ROWS), ROWS.schema, 10)
+
+    def begin(self, count: int) -> None:
+        """While an entry is under way, so that they share the next one."""
+        self.writer.seconds = 0.1
+        self.put()
+        time.sleep(0.02)
+        acks = [self.put() for _ in range(count)]
+        self.threads = [
+            threading.Thread(target=self._wait, args=(number, ack), name=f"waiter {number}", daemon=True) for number, ack in enumerate(acks)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def _wait(self, number: int, ack: Ack) -> None:
+        try:
+            ack.wait()
+        except KeyboardInterrupt:
+            pass
+        self.back.append(number)
+
+    def all_back(self) -> bool:
+        for thread in self.threads:
+            thread.join(PATIENCE)
+        return len(self.back) == len(self.threads)
+
+
+@pytest.mark.parametrize("max_inflight", [1, 4])
+def test_a_slot_that_goes_off_with_an_entry_leaves_no_line_behind(monkeypatch: pytest.MonkeyPatch, max_inflight: int) -> None:
+    fault, crowd = Fault(monkeypatch), Crowd(max_inflight=max_inflight)
+    crowd.begin(6)
+    assert fault.struck.wait(PATIENCE)
+    crowd.writer.seconds = 2 * PATIENCE
+    crowd.put()
+    assert crowd.all_back(), "although the next entry takes longer than anybody waits"
+
+
+def test_a_slot_that_waits_for_its_time_looks_in_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault, crowd = Fault(monkeypatch), Crowd(min_interval=0.5)
+    crowd.begin(6)
+    assert fault.struck.wait(PATIENCE)
+    crowd.pipeline._min_interval = 2 * PATIENCE
+    crowd.put()
+    assert crowd.all_back()
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+def test_the_end_of_a_writer_wakes_all(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    fault, crowd = Fault(monkeypatch), Crowd()
+    crowd.begin(6)
+    if end == "close":
+        crowd.pipeline.close()
+    else:
+        assert fault.struck.wait(PATIENCE)
+        crowd.pipeline.abort(PATIENCE)
+    assert crowd.all_back()
+
+
+def test_a_line_that_begins_after_the_end_is_woken_at_once() -> None:
+    relay = Relay(SYSTEM_CLOCK)
+    waiters = Waiters(relay, 5)
+    waiters.start()
+    decide(waiters.acks)
+    relay.end()
+    waiters.acks[0]._gate = Interrupting(waiters.acks[0]._gate)
+    relay.wake(waiters.acks)
+    assert not relay
+    waiters.join()
+
+
+def test_puts_that_nobody_waited_for_are_no_company_for_long() -> None:
+    crowd = Crowd()
+    crowd.writer.seconds = 0.05
+    for _ in range(3000):
+        crowd.put()
+    crowd.pipeline.drain()
+    crowd.writer.seconds = 0.0
+    for _ in range(40):
+        crowd.put().wait()
+    assert crowd.pipeline._company <= 1
+    crowd.pipeline.close()
+
+
+def test_a_decided_put_is_no_timeout_although_it_stands_in_line() -> None:
+    ack = Ack(SYSTEM_CLOCK, None, Relay(SYSTEM_CLOCK))
+
+    class Slow:
+        def open(self) -> None: ...
+
+        def wait(self, timeout: float | None = None) -> bool:
+            ack._decide(("0000", 1, 3))
+            return False
+
+    ack._gate = Slow()
+    assert dict(ack.wait(0.01)) == {"0000": (1, 3)}
+
+
+def test_a_gate_that_is_opened_twice_and_left_by_an_interrupt_stays_open() -> None:
+    gate: Any = SYSTEM_CLOCK.gate()
+    gate.open()
+    gate._lock.acquire()  # as a waiter has it that was let through, and is interrupted before it gives it back
+    gate.open()
+    assert gate.wait(0)
+    gate.open()
+    assert gate.wait(0)

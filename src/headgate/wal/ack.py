@@ -14,6 +14,8 @@ from typing import Any, Protocol
 from headgate.clock import Clock
 from headgate.errors import HeadgateError
 
+_RELAY_SECONDS, _RELAY_SECONDS_EACH = 0.005, 0.0005
+
 
 class Leader(Protocol):
     """What decides an Ack, as far as those who wait for it can help it on."""
@@ -60,28 +62,38 @@ class Relay:
     Woken all at once, they would all wait for the interpreter, and each be woken again for nothing whenever it is let go. So
     whoever has been woken wakes the next, and there is always one who is awake: an Ack leaves the line only after it was woken,
     whoever stops waiting for any reason passes on, and whoever does not wait stops nothing. Somebody still has to look in
-    (``rush``): a thread may be interrupted while it passes on, or be long in coming where others hold the interpreter.
+    (``is_due``, ``rush``): a thread may be interrupted while it passes on, or be long in coming where others hold the interpreter.
     """
 
-    __slots__ = ("_clock", "_line", "woke_at")
+    __slots__ = ("_clock", "_is_ended", "_line", "rush_at", "woke_at")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._line: deque[Ack] = deque()
-        self.woke_at = -1e9
-        """When somebody was woken last, by the monotonic clock."""
+        self._is_ended = False
+        self.woke_at = self.rush_at = -1e9
+        """When somebody was woken last, and by when all should have been, by the monotonic clock."""
 
     def __bool__(self) -> bool:
         return bool(self._line)
 
+    def is_due(self) -> bool:
+        return bool(self._line) and self._clock.monotonic() >= self.rush_at
+
     def wake(self, acks: Iterable[Ack]) -> None:
         """Begin with those whose puts were just decided. May be done again."""
+        line = self._line
         for ack in acks:
             if ack._waits:
-                self._line.append(ack)
+                line.append(ack)
             else:
                 ack._wake()
-        self.pass_on()
+        if line:
+            self.rush_at = self._clock.monotonic() + max(_RELAY_SECONDS, _RELAY_SECONDS_EACH * len(line))
+        if self._is_ended:  # after the line grew: who ends it wakes all that is in it, after he said so
+            self.rush()
+        else:
+            self.pass_on()
 
     def pass_on(self) -> None:
         """Wake the next who waits."""
@@ -102,6 +114,11 @@ class Relay:
         """Wake all."""
         for ack in list(self._line):
             self._wake_first(ack)
+
+    def end(self) -> None:
+        """Nobody looks in any more: from now on all are woken at once."""
+        self._is_ended = True
+        self.rush()
 
     def _wake_first(self, ack: Ack) -> None:
         ack._wake()
@@ -129,7 +146,7 @@ class Ack:
         self._error: HeadgateError | None = None
         self._place: tuple[str, int, int] | None = None
         self._duplicate = False
-        self._callbacks: list[Callable[[], None]] | None = None
+        self._callbacks: list[Callable[[], None]] = []
 
     def done(self) -> bool:
         """Is it decided, one way or the other?"""
@@ -148,7 +165,7 @@ class Ack:
         if timeout is not None:
             if (leader := self._leader) is not None:
                 leader.nudge()  # leading takes as long as it takes
-            if not self._done and not self._gate.wait(timeout):
+            if not self._done and not self._gate.wait(timeout) and not self._done:
                 raise TimeoutError(f"not durable within {timeout} s; the put goes on, wait again or retry it with a producer sequence")
         elif not self._done:
             self._wait_in_line()
@@ -189,12 +206,9 @@ class Ack:
         return self._outcome()
 
     def _when_done(self, callback: Callable[[], None]) -> None:
-        # The list is there before _done is looked at, and _done is set before the list is taken:
+        # It is in the list before _done is looked at, and _done is set before the list is taken:
         # whichever order the two threads run in, the callback runs, perhaps twice, which is harmless.
-        callbacks = self._callbacks
-        if callbacks is None:
-            callbacks = self._callbacks = []
-        callbacks.append(callback)
+        self._callbacks.append(callback)
         if self._done:
             callback()
 
@@ -217,9 +231,8 @@ class Ack:
 
     def _wake(self) -> None:
         self._gate.open()
-        callbacks = self._callbacks
-        if callbacks:
-            for callback in list(callbacks):
+        if self._callbacks:
+            for callback in list(self._callbacks):
                 callback()
 
 

@@ -51,7 +51,6 @@ _OVERLAP_AT_BYTES = 1 << 20
 _COMPANY_SECONDS = 0.0001
 _COMPANY_SECONDS_MAX = 0.002
 _DOZE_SECONDS = 0.002
-_RELAY_SECONDS, _RELAY_SECONDS_EACH = 0.005, 0.0005
 _JOIN_SECONDS = 30.0
 
 
@@ -151,7 +150,7 @@ class Pipeline:
         self._failure: HeadgateError | None = None
         self._closing = False
         self._idle_slots = 0
-        self._watching = False  # one slot waits with a time limit, and looks at the queue when it is over
+        self._watching, self._looks_at = False, 0.0  # one slot waits with a time limit, and looks at the queue when it is over
         self._led = False  # a waiter has led since a slot last looked
         self._company = 0  # as many puts as the next entry may wait for
         self._last_landed = -1e9
@@ -337,23 +336,27 @@ class Pipeline:
     def _fly_led(self, flight: _Flight) -> None:
         """Not by a slot, which would look at what there is to do afterwards."""
         self._fly_or_fail(flight)
-        if self._accepted > self._departed or (self._relay and not self._watching):
+        if self._accepted > self._departed or (self._relay and not self._is_watched(_DOZE_SECONDS)):
             self.nudge()
 
     def nudge(self) -> None:
         """Somebody waits who cannot lead: see that a slot comes for what is queued, and for those who wake each other."""
         with self.lock:
-            if self._accepted > self._departed or (self._relay and not self._watching):
-                self._call_slot()
+            is_unwatched = bool(self._relay) and not self._is_watched(_DOZE_SECONDS)
+            if (self._accepted > self._departed or is_unwatched) and not self._call_slot() and is_unwatched:
+                self._relay.rush()  # nobody can look in
 
     # -- slots
 
-    def _call_slot(self) -> None:
+    def _call_slot(self) -> bool:
+        """False: every slot is under way, and looks at the queue when it lands."""
         if self._idle_slots or self._watching:
             self._work.notify()
         elif len(self._threads) < self._max_inflight:
             self._start_slot()
-        # else every slot is under way, and looks at the queue when it lands
+        else:
+            return False
+        return True
 
     def _start_slot(self) -> None:
         number = len(self._threads)
@@ -382,30 +385,37 @@ class Pipeline:
             delay: float | None = None
             if self._failure is not None:
                 return None
+            if self._relay.is_due():
+                self._relay.rush()
             if self._accepted == self._departed:
                 if self._closing:
                     return None
-                if self._relay and self._clock.monotonic() >= self._last_landed + self._relay_seconds():
-                    self._relay.rush()
-                if self._led or self._relay:
+                if self._led:
                     delay, self._led = _DOZE_SECONDS, False
             elif sum(not flight.landed for flight in self._flights) < self._max_inflight:
                 delay = self._delay()
                 if delay <= 0.0:
                     break
-            if delay is None or self._watching:
+            if self._relay:
+                delay = _DOZE_SECONDS if delay is None else min(delay, _DOZE_SECONDS)
+            if delay is None or self._is_watched(delay):
                 self._idle_slots += 1
                 self._work.wait()
                 self._idle_slots -= 1
             else:
-                self._watching = True
+                self._watching, self._looks_at = True, self._clock.monotonic() + delay
                 self._work.wait(delay)
                 self._watching = False
         flight = _Flight()
         self._depart(flight)
-        if self._accepted > self._departed:
-            self._call_slot()
+        is_unwatched = bool(self._relay) and not self._is_watched(_DOZE_SECONDS)
+        if (self._accepted > self._departed or is_unwatched) and not self._call_slot() and is_unwatched:
+            self._relay.rush()  # nobody else can look in while we are under way
         return flight
+
+    def _is_watched(self, seconds: float) -> bool:
+        """Does a slot look at things by itself within so many seconds?"""
+        return self._watching and self._looks_at <= self._clock.monotonic() + seconds
 
     def _depart(self, flight: _Flight) -> None:
         """Take as much of the queue as one entry holds, at the next position."""
@@ -441,13 +451,10 @@ class Pipeline:
             if self._flights:
                 delay = max(delay, self._flights[-1].started + _OVERLAP_AFTER_SECONDS - now)
             elif self._accepted - self._departed < self._company:
-                woken = max(self._last_landed, self._relay.woke_at)  # who was not woken yet cannot come back yet
+                # Who was not woken yet cannot come back yet.
+                woken = max(self._last_landed, min(self._relay.woke_at, self._relay.rush_at))
                 delay = max(delay, woken + min(_COMPANY_SECONDS_MAX, _COMPANY_SECONDS * self._company) - now)
         return delay
-
-    def _relay_seconds(self) -> float:
-        """By when all callers of an entry should have been woken."""
-        return max(_RELAY_SECONDS, _RELAY_SECONDS_EACH * self._company)
 
     def _fly(self, flight: _Flight) -> None:
         """Encode once, write, and acknowledge what is complete from the front."""
@@ -469,6 +476,10 @@ class Pipeline:
                 counts.entries, counts.bytes, flight.body = counts.entries + 1, counts.bytes + flight.body.nbytes, None
             flight.landed = True
             self._acknowledge(flight)
+            is_failed = self._failure is not None and flight in self._flights
+        if is_failed:
+            assert self._failure is not None
+            self.fail(self._failure)  # once more: whoever failed may have been interrupted before all were told
         self._relay.wake([item.ack for decided in flight.decided for item in decided.items])
         flight.decided.clear()  # it holds itself, and with it the rows
 
@@ -500,7 +511,7 @@ class Pipeline:
             landed.decided.append(flight)
             self._flights = self._flights[1:]
         if decided:
-            self._company = max(decided + self._accepted - self._departed, self._company - 1)
+            self._company = max(decided + self._accepted - self._departed, self._company * 3 // 4)
             self._last_landed = self._clock.monotonic()
             if self._waiting_room:
                 self._room.notify_all()
@@ -537,6 +548,7 @@ class Pipeline:
                     (FENCES if isinstance(self._failure, FencedError) else POISONINGS).add(1, self._table, self._shard)
             for item, position in waiting:
                 item.ack._decide(None, self._failure_for(position))
+            self._relay.end()  # the slots do, and look in no more
             for condition in (self._work, self._room, self._settled):
                 condition.notify_all()
             if self._on_failed is not None:
@@ -586,6 +598,7 @@ class Pipeline:
         """Take no more, finish what was accepted, end the threads. Raises what went wrong."""
         with self.lock:
             self._closing = True
+            self._relay.end()
             self._work.notify_all()
             self._room.notify_all()
         try:
