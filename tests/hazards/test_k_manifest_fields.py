@@ -62,8 +62,8 @@ def commit_all(bench: Any, logs: int, each: int) -> None:
 
 def test_k12_changes_of_different_fields_lose_none(bench: Any) -> None:
     before = bench.manifest.version
-    commit_all(bench, 6, 15)
-    assert bench.manifest.version == before + 6 * 15, "each is a version of its own"
+    commit_all(bench, 6, 10)  # fewer than a manifest's history names: a thread may sleep through all of them
+    assert bench.manifest.version == before + 6 * 10, "each is a version of its own"
 
 
 @pytest.mark.parametrize("kind", ["apply-then-fail", "fail", "conflict"])
