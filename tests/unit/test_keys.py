@@ -243,3 +243,12 @@ def test_q09_composite_keys_that_read_alike_when_joined_are_different(left: tupl
     rules = rules_of(pa.string(), pa.string())
     got = newest_rows([put(rules, [left, right], [1, 2])], rules)
     assert got.rows.num_rows == 2
+
+
+def test_the_schema_beside_the_rows_says_which_columns_they_are() -> None:
+    """A user's batch may say what it likes about its columns, and mostly says nothing."""
+    rules = RowRules(pa.schema([pa.field("key", pa.int64(), False), pa.field("v", pa.int64())]), ("key",), (1, 7), ("key", "other"))
+    bare = pa.record_batch([pa.array([1]), pa.array([10])], schema=pa.schema([field.remove_metadata() for field in rules.log_schema]))
+    lying = bare.replace_schema_metadata({b"headgate.field_ids": b"7,1"})
+    rows = newest.rows_of([Put(bare, schema=rules.log_schema), Put(lying, schema=rules.log_schema)], rules, ["key", "v"])
+    assert rows.to_pydict() == {"key": [1, 1], "v": [10, 10]}

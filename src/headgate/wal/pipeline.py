@@ -342,11 +342,15 @@ class Pipeline:
     def nudge(self) -> None:
         """Somebody waits who cannot lead: see that a slot comes for what is queued, and for those who wake each other."""
         with self.lock:
-            is_unwatched = bool(self._relay) and not self._is_watched(_DOZE_SECONDS)
-            if (self._accepted > self._departed or is_unwatched) and not self._call_slot() and is_unwatched:
-                self._relay.rush()  # nobody can look in
+            self._call_for_the_rest()
 
     # -- slots
+
+    def _call_for_the_rest(self) -> None:
+        """See that a slot comes for what is queued, and looks in at those who wake each other. If none can, they are all woken now."""
+        is_unwatched = bool(self._relay) and not self._is_watched(_DOZE_SECONDS)
+        if (self._accepted > self._departed or is_unwatched) and not self._call_slot() and is_unwatched:
+            self._relay.rush()
 
     def _call_slot(self) -> bool:
         """False: every slot is under way, and looks at the queue when it lands."""
@@ -408,9 +412,7 @@ class Pipeline:
                 self._watching = False
         flight = _Flight()
         self._depart(flight)
-        is_unwatched = bool(self._relay) and not self._is_watched(_DOZE_SECONDS)
-        if (self._accepted > self._departed or is_unwatched) and not self._call_slot() and is_unwatched:
-            self._relay.rush()  # nobody else can look in while we are under way
+        self._call_for_the_rest()
         return flight
 
     def _is_watched(self, seconds: float) -> bool:
