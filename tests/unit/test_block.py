@@ -181,7 +181,8 @@ def test_a_log_replayed_in_blocks_makes_the_same_memtables(tmp_path: Path, limit
         for number in range(100):
             live.put([{"id": number * 3 + row, "v": "x" * 50} for row in range(number % 3 + 1)]).wait()
         live.flush()
-    made = [(run.first, run.end) for run in other.shards[0].writer(config).manifest().runs]
+    with other.shards[0].writer(config) as successor:
+        made = [(run.first, run.end) for run in successor.manifest().runs]
     if limit and "max_memtable_size" not in limit:
         assert runs == made[: len(runs)]
         assert len(made) - len(runs) <= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from types import SimpleNamespace
@@ -344,3 +345,50 @@ def test_a_gate_that_is_opened_twice_and_left_by_an_interrupt_stays_open() -> No
     assert gate.wait(0)
     gate.open()
     assert gate.wait(0)
+
+
+def test_who_fails_may_be_interrupted_before_all_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    crowd, wake, struck = Crowd(), Ack._wake, threading.Event()
+    crowd.begin(6)
+    crowd.writer.seconds = 2 * PATIENCE
+    while crowd.pipeline.stats().inflight_entries < 2:
+        time.sleep(0.001)
+
+    def interrupted(ack: Ack) -> None:
+        if not struck.is_set():
+            struck.set()
+            raise KeyboardInterrupt
+        wake(ack)
+
+    monkeypatch.setattr(Ack, "_wake", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        crowd.pipeline.fail(ClosedError("the end"))
+    assert not crowd.back
+    crowd.writer.released.set()  # what is under way lands, and tells all that the writer has failed
+    assert crowd.all_back()
+    crowd.end()
+
+
+def test_coroutines_of_two_loops_may_wait_for_one_put() -> None:
+    """Both may begin to wait at one moment: neither makes a list of its own, which the other would not be in."""
+    ack, told = Ack(SYSTEM_CLOCK), list[int]()
+    callbacks = ack._callbacks
+    for number in range(2):
+        ack._when_done(lambda number=number: told.append(number))
+        assert ack._callbacks is callbacks
+
+    async def wait() -> Any:
+        return dict(await ack)
+
+    answers: list[Any] = []
+    loops = [threading.Thread(target=lambda: answers.append(asyncio.run(wait())), daemon=True) for _ in range(2)]
+    for loop in loops:
+        loop.start()
+    while len(callbacks) < 4:
+        time.sleep(0.001)
+    ack._decide(("0000", 1, 0))
+    ack._wake()
+    for loop in loops:
+        loop.join(PATIENCE)
+    assert told == [0, 1]
+    assert answers == [{"0000": (1, 0)}] * 2
