@@ -363,6 +363,10 @@ class _Window(Slice):
         end = self.num_rows if stop is None else min(stop, self.num_rows)
         return self._whole.scan(columns, start=self._start + start, stop=self._start + end, batch_rows=batch_rows)
 
+    def read_through(self, *, start: int = 0, stop: int | None = None, batch_rows: int = 1 << 16) -> Iterator[pa.RecordBatch]:
+        end = self.num_rows if stop is None else min(stop, self.num_rows)
+        return self._whole.read_through(start=self._start + start, stop=self._start + end, batch_rows=batch_rows)
+
     def take(self, offsets: Offsets, columns: Sequence[str]) -> pa.RecordBatch:
         return self._whole.take(np.asarray(offsets) + self._start, columns)
 

@@ -31,7 +31,7 @@ _Part = tuple[pa.RecordBatch, Keys, Bools | None]
 
 
 class _Cursor:
-    """One run, read from its start on: the rows that were read and not merged yet."""
+    """One run, read from its start on: the rows that were read and not merged yet; none before the first ``load``."""
 
     def __init__(
         self, run: OpenRun, rules: RowRules, order: KeyOrder, batch_rows: int, slices: Sequence[int], clock: Clock | None = None
@@ -43,13 +43,12 @@ class _Cursor:
         self.rows: pa.RecordBatch | None = None
         self.keys: Keys = order.none()
         self.deleted: Bools | None = None
-        self.load()
 
     @staticmethod
     def read(run: OpenRun, batch_rows: int, slices: Sequence[int]) -> Generator[pa.RecordBatch]:
         for number in slices:
             part = run.slices[number]
-            for batch in part.scan(part.schema.names, batch_rows=batch_rows):
+            for batch in part.read_through(batch_rows=batch_rows):
                 yield run.belonging(batch)
 
     def load(self) -> None:
@@ -100,6 +99,7 @@ class RunMerger:
         batch_rows: rows of a run that are read at once, on the average.
         clock: the largest runs are read, and rows merged, ahead, by threads of its. None: no threads.
         held_bytes: merged rows that wait; whoever writes them takes many at a time, and none for a while.
+        oldest_rows: so many of the oldest run will be asked for; None: all.
     """
 
     def __init__(
@@ -111,16 +111,28 @@ class RunMerger:
         batch_rows: int,
         clock: Clock | None = None,
         held_bytes: int = 1,
+        oldest_rows: int | None = None,
     ) -> None:
         self._runs, self._rules, self._batch_rows, self._drop_tombstones = runs, rules, batch_rows, drop_tombstones
         self._order, self._clock, self._held_bytes = KeyOrder(rules), clock, held_bytes
+        self._rows = {run.record.id: run.rows for run in runs}
+        if oldest_rows is not None:
+            self._rows[runs[0].record.id] = oldest_rows
         self._large = {run.record.id for run in sorted(runs, key=lambda run: run.rows)[-_AHEAD_MAX:] if run.rows > batch_rows}
-        self._newer = [self._cursor(run, range(len(run.record.slices))) for run in runs[1:]] if rules.key else []
+        self._newer: list[_Cursor] = []
+        try:
+            for run in runs[1:] if rules.key else ():
+                self._newer.append(self._cursor(run, range(len(run.record.slices))))
+            for cursor in self._newer:  # by now all of them are being read
+                cursor.load()
+        except BaseException:
+            self.close()
+            raise
 
     def _cursor(self, run: OpenRun, slices: Sequence[int]) -> _Cursor:
         clock = self._clock if run.record.id in self._large and slices else None
         # Large runs in large batches: then all come to about the same key, and little of any waits for the others.
-        share = len(self._runs) * run.rows / max(1, sum(run.rows for run in self._runs))
+        share = len(self._runs) * self._rows[run.record.id] / max(1, sum(self._rows.values()))
         rows = max(1, int(self._batch_rows * min(max(share, _SHARE_LEAST), _SHARE_MOST)))
         return _Cursor(run, self._rules, self._order, rows, slices, clock)
 
@@ -161,6 +173,7 @@ class RunMerger:
 
     def _steps(self, cursors: Sequence[_Cursor], limit: Keys | None) -> Iterator[list[_Part]]:
         """What is merged at once, oldest first: up to the least last key of all batches nothing more can come from any run."""
+        cursors[0].load()
         while live := [cursor for cursor in cursors if cursor.begins_before(limit)]:
             last, inclusive = _least([cursor.last() for cursor in live]), True
             if limit is not None and not _is_less(last, limit):

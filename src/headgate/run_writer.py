@@ -143,9 +143,18 @@ class RunWriter:
         # them fit are held no more than once.
         if batch_rows < _AHEAD_ROWS_LEAST:
             self._clock = None
+        oldest_rows = None
+        if untouched is not None:
+            oldest_rows = sum(part.rows for part, is_kept in zip(runs[0].record.slices, untouched.kept, strict=True) if not is_kept)
         with closing(
             RunMerger(
-                runs, self._rules, drop_tombstones=drop_tombstones, batch_rows=batch_rows, clock=self._clock, held_bytes=self._held_bytes
+                runs,
+                self._rules,
+                drop_tombstones=drop_tombstones,
+                batch_rows=batch_rows,
+                clock=self._clock,
+                held_bytes=self._held_bytes,
+                oldest_rows=oldest_rows,
             )
         ) as merger:
             self._write_merged(merger, runs, untouched, with_marks)

@@ -42,6 +42,10 @@ class Slice(ABC):
         With no columns the batches have only their numbers of rows.
         """
 
+    def read_through(self, *, start: int = 0, stop: int | None = None, batch_rows: int = 1 << 16) -> Iterator[pa.RecordBatch]:
+        """The same, with all columns, for whoever replaces these rows by others: hardly anybody will read them again."""
+        return self.scan(self.schema.names, start=start, stop=stop, batch_rows=batch_rows)
+
     @abstractmethod
     def matching(self, filter: str, columns: Sequence[str]) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
         """The rows for which a SQL expression is true, with their offsets, in order; names are those in the files."""

@@ -14,7 +14,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.columnar.base import Columnar, Offsets, Slice, VectorColumn, rows_without_columns
+from headgate.columnar.passage import Passage
 from headgate.errors import InvalidInputError, ObjectMissingError, StoreError, StoreUnavailableError
 from headgate.manifest.model import SliceRecord
 from headgate.store import Location
@@ -39,6 +40,7 @@ _SAMPLES_PER_PARTITION = 32
 _SCALAR_ROWS_LEAST = 1 << 16
 _PROBES_LEAST, _PROBES_SHARE = 20, 8
 _BATCHES_AHEAD = 4
+_BATCHES_AHEAD_OF_MERGE = 2  # of each of several runs, from a disk
 _AHEAD_BYTES = 64 << 20
 _READERS_MAX, _READERS_OF_A_SLICE_MAX = 128, 2  # each holds a file open
 _READER_BYTES_MAX = 8 << 20
@@ -152,7 +154,7 @@ class LanceColumnar(Columnar):
         return SliceRecord(path=path, rows=rows, bytes=size)
 
     def open(self, path: str) -> Slice:
-        return LanceSlice(self.uri(path), path, self._options, self._files)
+        return LanceSlice(self.uri(path), path, self._options, self._files, self._place.path if self._place.scheme == "file" else None)
 
     def drop(self, path: str) -> None:
         import lance
@@ -217,10 +219,10 @@ def _has(kind: pa.DataType, is_one: Callable[[pa.DataType], bool]) -> bool:
 class LanceSlice(Slice):
     """A slice that is a Lance dataset, at its only version."""
 
-    def __init__(self, uri: str, path: str, options: dict[str, str] | None, files: LanceFileSession) -> None:
+    def __init__(self, uri: str, path: str, options: dict[str, str] | None, files: LanceFileSession, on_disk: str | None = None) -> None:
         import lance
 
-        self._path = path
+        self._path, self._on_disk = path, on_disk
         try:
             self._dataset = lance.dataset(uri, storage_options=options, block_size=_BLOCK_BYTES)
         except (ValueError, OSError) as error:
@@ -246,7 +248,9 @@ class LanceSlice(Slice):
     def scan(
         self, columns: Sequence[str], *, start: int = 0, stop: int | None = None, batch_rows: int = 1 << 16
     ) -> Iterator[pa.RecordBatch]:
-        end = self.num_rows if stop is None else min(stop, self.num_rows)
+        return self._scan(columns, start, self.num_rows if stop is None else min(stop, self.num_rows), batch_rows, _BATCHES_AHEAD)
+
+    def _scan(self, columns: Sequence[str], start: int, end: int, batch_rows: int, batches_ahead: int) -> Iterator[pa.RecordBatch]:
         if not columns:
             for at in range(start, end, batch_rows):
                 yield rows_without_columns(min(batch_rows, end - at))
@@ -256,17 +260,33 @@ class LanceSlice(Slice):
             return
         # The file itself: planning a query of a dataset takes longer than reading many a run. Lance reads ahead as fast as it
         # can, whatever is taken of it: a few batches at a time keep it in bounds.
-        wanted, step = tuple(columns), _BATCHES_AHEAD * batch_rows
+        wanted, step = tuple(columns), batches_ahead * batch_rows
         reader = _READERS.taken(self._token, wanted) or next(
             self._reading(iter([partial(self._files.open_reader, self._file, list(columns))]))
         )
         for first in range(start, end, step):
             rows = min(end, first + step) - first
-            batches = reader.read_range(first, rows, batch_size=batch_rows, batch_readahead=_BATCHES_AHEAD).to_batches()
+            batches = reader.read_range(first, rows, batch_size=batch_rows, batch_readahead=batches_ahead).to_batches()
             for batch in self._reading(batches):
                 yield batch if batch.schema.names == list(columns) else batch.select(list(columns))
         if self._file_bytes <= _READER_BYTES_MAX:
             _READERS.give_back(self._token, wanted, reader)
+
+    def read_through(self, *, start: int = 0, stop: int | None = None, batch_rows: int = 1 << 16) -> Iterator[pa.RecordBatch]:
+        if self._on_disk is None or self._file is None or self._file_bytes <= _READER_BYTES_MAX:
+            yield from self.scan(self.schema.names, start=start, stop=stop, batch_rows=batch_rows)
+            return
+        end = self.num_rows if stop is None else min(stop, self.num_rows)
+        metadata = next(self._reading(iter([partial(self._metadata, self._file)])))
+        with closing(Passage(f"{self._on_disk}/{self._file}", metadata, start)) as passage:
+            row = start
+            for batch in self._scan(self.schema.names, start, end, batch_rows, _BATCHES_AHEAD_OF_MERGE):
+                yield batch
+                row += batch.num_rows
+                passage.passed(row)
+
+    def _metadata(self, file: str) -> Any:
+        return self._files.open_reader(file).metadata()
 
     def _scanned(self, columns: Sequence[str], start: int, end: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
         step = _BATCHES_AHEAD * batch_rows
