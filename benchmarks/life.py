@@ -98,7 +98,8 @@ def merge_ours(folder: str, base: int, count: int, clustered: bool, synced: bool
     table.compact(max_memory=MAX_MEMORY, full=True)
     size = -(-count // _UPDATE_RUNS)
     for start in range(0, count, size):
-        table.load(update_batches(ids[start : start + size]))
+        table.load(update_batches(ids[start : start + size]), max_memory=MAX_MEMORY)
+    assert len(table.runs()) == 1 + _UPDATE_RUNS
     pa.default_memory_pool().release_unused()
     with _Work() as work:
         table.compact(max_memory=MAX_MEMORY, full=True, fsync=synced)

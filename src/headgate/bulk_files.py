@@ -171,10 +171,11 @@ class RunFiles:
             runs.append(_Open(self._fresh_folder(shard), merged.deleted is not None))
         run = runs[-1]
         run.last = last
-        source = _Stretches(run_batches(merged))
+        source, count = _Stretches(run_batches(merged)), max(1, -(-merged.num_rows // _SLICE_ROWS))
+        slice_rows = -(-merged.num_rows // count)  # all about the same: compaction does not keep one that is small
         while not source.is_done():
             path = f"{run.folder}/{len(run.slices):05d}.lance"
-            run.slices.append(self._columnar.write(path, run_schema(merged), source.up_to(_SLICE_ROWS)))
+            run.slices.append(self._columnar.write(path, run_schema(merged), source.up_to(slice_rows)))
             failpoint("bulk.slice")
         run.tombstones += merged.tombstones
 

@@ -31,7 +31,7 @@ _AHEAD_ROWS_LEAST = 1 << 8
 _SLICES_AT_ONCE = 2
 """While one is finished and becomes durable, the rows of the next are coming."""
 _UNWRITTEN = SliceRecord(path="", rows=0, bytes=0)
-_LAYERS, _HELD = 24, 64
+_LAYERS, _HELD = 36, 64
 """So many times a batch of each run fits into the memory that is allowed; and which part of it merged rows may take that wait."""
 _SAMPLE_ROWS = 64
 

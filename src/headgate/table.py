@@ -579,7 +579,14 @@ class Table:
         return shard_ids(self.sharding, rows)
 
     def load(
-        self, data: Any, op: Op = "upsert", *, app: str | None = None, version: int | None = None, on_bad_rows: BadRows = "fail"
+        self,
+        data: Any,
+        op: Op = "upsert",
+        *,
+        app: str | None = None,
+        version: int | None = None,
+        on_bad_rows: BadRows = "fail",
+        max_memory: int = LOAD_MEMORY_BYTES,
     ) -> LoadReport:
         """Bring in many rows at once, without the log: all of them or none, newer than everything that was durable before.
 
@@ -587,8 +594,9 @@ class Table:
             data: Arrow batches, a table, or an iterator of them, of any length. A column ``_op`` says "upsert" or "delete".
             op: what rows without it do.
             app, version: makes it safe to repeat; see ``bulk_load``.
+            max_memory: bytes that it may hold, about. Rows that do not come in the order of the key become a run for every third of it.
         """
-        load = self.bulk_load(app, version, on_bad_rows=on_bad_rows)
+        load = self.bulk_load(app, version, on_bad_rows=on_bad_rows, max_memory=max_memory)
         try:
             if app is not None and load.is_committed():
                 return LoadReport(load.app, load.version, committed=False, rows=0, bytes=0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 import typer
 
 import headgate as hg
+from headgate.cli import main as cli
 from headgate.cli.life import seconds
 
 
@@ -132,3 +134,18 @@ def test_a_master_goes_with_spark(headgate, flushed):
         ran = headgate(command, flushed.uri, "--master", "local[1]")
         assert ran.code == 2
         assert "--spark" in ran.err
+
+
+def test_the_command_shares_memory_among_threads_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, int]] = []
+    library = SimpleNamespace(mallopt=lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr("ctypes.CDLL", lambda _: library)
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    cli._share_memory_among_threads()
+    assert calls == [(-8, 2)]
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "7")
+    cli._share_memory_among_threads()
+    assert len(calls) == 1
+    monkeypatch.delenv("MALLOC_ARENA_MAX")
+    del library.mallopt
+    cli._share_memory_among_threads()

@@ -59,6 +59,26 @@ def test_what_a_stream_left_behind_is_collected_when_its_day_is_long_over(table:
     assert ids(table) == list(range(10))
 
 
+def test_slices_of_a_load_are_about_the_same_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the last one of each would be small, and compaction would write it again every time."""
+    monkeypatch.setattr("headgate.bulk_files._SLICE_ROWS", 10)
+    table = hg.create_table(tmp_path / "one", SCHEMA, key="id")
+    table.load(rows(0, 21))
+    (run,) = manifest(table).runs
+    assert [part.rows for part in run.slices] == [7, 7, 7]
+
+
+def test_more_memory_makes_fewer_runs_of_a_load(tmp_path: Path) -> None:
+    table = hg.create_table(tmp_path / "one", SCHEMA, key="id")
+    backwards = [rows(first, first + 100) for first in range(900, -100, -100)]
+    table.load(backwards, max_memory=5000)
+    several = len(manifest(table).runs)
+    assert several > 1
+    table.load(backwards, max_memory=1 << 20)
+    assert len(manifest(table).runs) == several + 1
+    assert ids(table) == list(range(1000))
+
+
 def test_a_shard_that_gets_no_rows_needs_no_attempt(table: hg.Table) -> None:
     load = replace(table.bulk_load("app", 1, often=True), attempt="never")
     report = load.commit([])
