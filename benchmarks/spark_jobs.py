@@ -9,6 +9,7 @@ copy of its own. A time counts only after the rows were counted.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -83,6 +84,7 @@ def compacted(shards: int, tasks: int | None, folder: Path, scale: Scale, alone:
     hgs.verify(spark, table.uri)  # the workers are there, and have imported what they need
     chosen = [shard.id for shard in table.shards][: 1 if alone else shards]
     read = sum(part.rows for run in table.runs() if run.shard in chosen for part in run.slices)
+    os.sync()  # the copy is on the disk before the work begins: else its tasks would wait for that, too
     start = time.perf_counter()
     if tasks is None:
         report = table.compact(full=True)

@@ -127,7 +127,7 @@ class ShardCompaction:
         # Even slices, not large ones and a rest: a small one is written again the next time.
         slice_rows = -(-total // max(1, -(-total // self.slice_rows))) or 1
         folder = f"shards/{log.shard}-{log.table_id}/runs/{self.attempt}-{log.clock.token()}"
-        writer = RunWriter(log, columnar, self.rules, folder, total, progress, slice_rows)  # a worker has one core: no threads
+        writer = RunWriter(log, columnar, self.rules, folder, total, progress, slice_rows)  # a worker has one core
         untouched = None
         if self.keeps_slices and parts[0].record.slices:
             untouched = untouched_slices(parts, self.rules, self.slice_rows, slices_min=1)
@@ -334,7 +334,7 @@ class _Windows(Columnar):
         self.parallel_reads, self.scans_at_once = columnar.parallel_reads, columnar.scans_at_once
         self.elsewhere = columnar.elsewhere
 
-    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], *, sync: bool = True) -> SliceRecord:
+    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> SliceRecord:
         raise NotImplementedError("for reading")
 
     def open(self, path: str) -> Slice:

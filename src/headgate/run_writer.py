@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from headgate.ahead import Fed
+from headgate.ahead import Fed, Task
 from headgate.clock import Clock
 from headgate.columnar import Columnar
 from headgate.failpoint import failpoint
@@ -102,7 +102,8 @@ class RunWriter:
     """Slices of one run, as they come.
 
     Args:
-        clock: reading, merging, writing and syncing go on at the same time, by threads of its. None: one after the other.
+        clock: reading, merging, writing and syncing go on at the same time, by threads of its. None: one after the other, but for
+            syncing, which waits for the disk and needs no core.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class RunWriter:
         self._clock = clock
         self._total, self._done, self._progress, self._slice_rows = total, 0, progress, slice_rows
         self.slices: list[SliceRecord] = []
-        self._writing: deque[tuple[int, Fed[pa.RecordBatch, SliceRecord]]] = deque()
+        self._writing: deque[tuple[int, Fed[pa.RecordBatch, SliceRecord] | Task[SliceRecord]]] = deque()
         self._held_bytes = 1
         self.on_slice: Callable[[], None] = lambda: None
         self.tombstones = self._written = 0
@@ -194,11 +195,27 @@ class RunWriter:
                 path = f"{self._folder}/{self._written:05d}.lance"
                 self._written += 1
                 if self._clock is None:
-                    self.slices.append(self._columnar.write(path, schema, source.up_to(self._slice_rows)))
+                    self._write_here(path, schema, source.up_to(self._slice_rows))
                 else:
                     self._hand_over(self._clock, path, schema, source.up_to(self._slice_rows))
                 self.on_slice()
                 failpoint("compact.slice")
+
+    def _write_here(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+        """Write a slice; while it becomes durable, which takes no core, the rows of the next one are merged."""
+        record, sync = self._columnar.write_ahead(path, schema, batches)
+        if sync is None:
+            self.slices.append(record)
+            return
+
+        def synced() -> SliceRecord:
+            sync()
+            return record
+
+        while len(self._writing) >= _SLICES_AT_ONCE:
+            self._settle()
+        self._writing.append((len(self.slices), Task(self._log.clock, synced, "headgate-sync")))
+        self.slices.append(_UNWRITTEN)
 
     def _hand_over(self, clock: Clock, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
         """Let a thread write a slice, and make it durable, while the rows of the next one are merged and written."""
@@ -217,17 +234,18 @@ class RunWriter:
 
     def _settle(self) -> None:
         """Wait until the oldest slice that is being written is durable."""
-        number, fed = self._writing[0]
-        self.slices[number] = fed.result()
+        number, work = self._writing[0]
+        self.slices[number] = work.result()
         self._writing.popleft()  # only now: whatever interrupts us, no thread is forgotten
 
     def _give_up(self, failure: BaseException) -> None:
         """No thread stays behind."""
-        for _, fed in self._writing:
-            fed.end(failure)
-        for _, fed in self._writing:
+        for _, work in self._writing:
+            if isinstance(work, Fed):
+                work.end(failure)
+        for _, work in self._writing:
             with suppress(BaseException):
-                fed.result()
+                work.result()
 
     def _note(self, rows: int, deleted: Bools | None) -> None:
         self._done += rows

@@ -70,11 +70,11 @@ def test_slices_of_a_load_are_about_the_same_size(tmp_path: Path, monkeypatch: p
 
 def test_more_memory_makes_fewer_runs_of_a_load(tmp_path: Path) -> None:
     table = hg.create_table(tmp_path / "one", SCHEMA, key="id")
-    backwards = [rows(first, first + 70_000) for first in (140_000, 70_000, 0)]
-    table.load(backwards, max_memory=1 << 20)
+    mixed = [pa.table({"id": range(first, 210_000, 3), "v": ["a"] * 70_000}, schema=SCHEMA) for first in range(3)]
+    table.load(mixed, max_memory=1 << 20)
     several = len(manifest(table).runs)
     assert several > 1
-    table.load(backwards)
+    table.load(mixed)
     assert len(manifest(table).runs) == several + 1
     assert ids(table) == list(range(210_000))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,9 @@ import pytest
 
 import headgate as hg
 from headgate.compact_ranges import ShardCompaction, plan_compaction
+from headgate.errors import StoreSyncError
 from headgate.failpoint import hooked
+from headgate.manifest.model import SliceRecord
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])
 CONFIG = hg.ShardWriterConfig(fsync=False)
@@ -170,3 +174,39 @@ def test_a_file_that_is_lost_is_told_and_one_that_was_collected_is_a_conflict(tm
     lost.rename(lost.with_suffix(".hidden"))
     with pytest.raises(hg.DataLossError, match="is missing"):
         carried_out(broken)
+
+
+class Disk:
+    """Syncs that take a while, and may fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails_at: int = -1) -> None:
+        self.synced: list[str] = []
+        self._begun, self._fails_at = 0, fails_at
+        monkeypatch.setattr("headgate.columnar.lance.sync_tree", self._sync)
+
+    def _sync(self, folder: str, *, above: str) -> None:
+        number, self._begun = self._begun, self._begun + 1
+        time.sleep(0.05)
+        if number == self._fails_at:
+            raise StoreSyncError(f"{folder} could not be synced", object=folder)
+        self.synced.append(folder)
+
+
+def test_c09_every_slice_of_a_range_is_durable_when_it_is_said_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Syncing goes on beside the merging of the next slice, and no further than that."""
+    work = planned(filled(tmp_path), range_rows=10_000, slice_rows=500)
+    disk = Disk(monkeypatch)
+    written = work.write(0)
+    assert len(written.slices) > 5
+    assert sorted(disk.synced) == sorted(f"{tmp_path}/t/{SliceRecord.model_validate_json(part).path}" for part in written.slices)
+
+
+@pytest.mark.parametrize("fails_at", [0, 3])
+def test_c09_a_slice_of_a_range_that_cannot_be_synced_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    work = planned(filled(tmp_path), range_rows=10_000, slice_rows=500)
+    Disk(monkeypatch, fails_at)
+    with pytest.raises(StoreSyncError):
+        work.write(0)
+    assert not [thread.name for thread in threading.enumerate() if thread.name == "headgate-sync"]

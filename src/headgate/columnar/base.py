@@ -93,6 +93,13 @@ class Columnar(ABC):
             StoreSyncError: fsync failed: nothing may be assumed, and nothing retried.
         """
 
+    def write_ahead(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> tuple[SliceRecord, Callable[[], None] | None]:
+        """The same, for whoever has other work meanwhile: it is durable when what comes with it has been called, by any thread.
+
+        None: it is durable already.
+        """
+        return self.write(path, schema, batches), None
+
     @abstractmethod
     def open(self, path: str) -> Slice:
         """Raises ObjectMissingError."""

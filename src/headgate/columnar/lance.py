@@ -107,6 +107,12 @@ class LanceColumnar(Columnar):
         return f"{self._place.uri}/{path}"
 
     def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> SliceRecord:
+        record, sync = self.write_ahead(path, schema, batches)
+        if sync is not None:
+            sync()
+        return record
+
+    def write_ahead(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> tuple[SliceRecord, Callable[[], None] | None]:
         import lance
 
         rows = 0
@@ -149,9 +155,10 @@ class LanceColumnar(Columnar):
         for name in self.scalars:
             if rows >= _SCALAR_ROWS_LEAST and name in schema.names:
                 _index_values(dataset, name, path)
-        if self._place.scheme == "file" and self._fsync:
-            sync_tree(self.uri(path), above=self._place.path)
-        return SliceRecord(path=path, rows=rows, bytes=size)
+        is_synced = self._place.scheme != "file" or not self._fsync
+        return SliceRecord(path=path, rows=rows, bytes=size), (
+            None if is_synced else partial(sync_tree, self.uri(path), above=self._place.path)
+        )
 
     def open(self, path: str) -> Slice:
         return LanceSlice(self.uri(path), path, self._options, self._files, self._place.path if self._place.scheme == "file" else None)
