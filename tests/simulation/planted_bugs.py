@@ -171,15 +171,15 @@ def acknowledged_out_of_order():
             for flight in [f for f in self._flights if f.landed]:
                 self._flights = tuple(other for other in self._flights if other is not flight)
                 self._acked = max(self._acked, flight.position)
-                self._unacknowledged_bytes -= flight.size
-                self._flying_bytes -= flight.size
+                self._room.unacknowledged_bytes -= flight.size
+                self._room.flying_bytes -= flight.size
                 self._puts += len(flight.items)
                 if self._on_acknowledged is not None:
                     self._on_acknowledged(flight.position, [item.put for item in flight.items], flight.size)
                 for item in flight.items:
                     item.ack._decide((self._shard, self._writer.epoch, flight.position))
                 landed.decided.append(flight)
-            self._room.notify_all()
+            self._room.tell()
             self._work.notify_all()
             self._settled.notify_all()
 
@@ -212,7 +212,7 @@ def failed_entry_is_skipped():
                 flight.items.clear()
                 flight.landed = True
                 self._acknowledge(flight)
-                for condition in (self._work, self._room, self._settled):
+                for condition in (self._work, self._room._freed, self._settled):
                     condition.notify_all()
             for item in [*failed, *(item for decided in flight.decided for item in decided.items)]:
                 item.ack._wake()

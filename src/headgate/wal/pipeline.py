@@ -39,12 +39,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from headgate.clock import Clock, Lock, Thread
-from headgate.errors import BackpressureTimeoutError, ClosedError, FencedError, HeadgateError, WriterPoisonedError
+from headgate.errors import ClosedError, FencedError, HeadgateError, WriterPoisonedError
 from headgate.failpoint import failpoint
 from headgate.meters import FENCES, POISONINGS, pipeline_counts
 from headgate.wal.ack import Ack, Relay
 from headgate.wal.appender import EpochWriter
 from headgate.wal.entry import Put
+from headgate.wal.room import Room
 
 _OVERLAP_AFTER_SECONDS = 0.002
 _OVERLAP_AT_BYTES = 1 << 20
@@ -124,23 +125,17 @@ class Pipeline:
         self._writer, self._clock = writer, clock
         self._shard, self._table = writer.claim.space.shard, writer.log.manifests.place
         self._max_entry_bytes, self._min_interval = max_entry_bytes, min_interval
-        self._max_inflight, self._max_unacknowledged_bytes = max_inflight, max_unacknowledged_bytes
+        self._max_inflight = max_inflight
         self._overlap_at_bytes = min(_OVERLAP_AT_BYTES, max_entry_bytes)
-        self._on_acknowledged, self._on_blocked, self._on_failed = on_acknowledged, on_blocked, on_failed
+        self._on_acknowledged, self._on_failed = on_acknowledged, on_failed
 
         self.lock = lock or clock.lock()
         self._work = clock.condition(self.lock)
-        self._room = clock.condition(self.lock)
         self._settled = clock.condition(self.lock)
 
         self._queue: deque[_Item] = deque()
         self._flights: tuple[_Flight, ...] = ()
         self._queued_bytes = 0
-        self._unacknowledged_bytes = 0
-        self._flying_bytes = 0
-        self._retained_bytes = 0  # acknowledged, and still held
-        self._reserved_bytes = 0  # promised to puts that will come
-        self._crowded = self._stalled = False
         self.before_persist: Callable[[], None] | None = None
         """Called, without the lock, before an entry is sent, while it is set."""
         self._accepted = self._departed = 0  # puts; those between the two are in the queue
@@ -156,12 +151,12 @@ class Pipeline:
         self._last_landed = -1e9
         self._pacer: Ack | None = None
         self._relay = Relay(clock)
-        self._waiting_room = 0
         self._draining = 0
         self._threads: list[Thread] = []
 
         self._puts = 0
         self._counts = pipeline_counts(self, self._table, self._shard)
+        self._room = Room(clock, self.lock, self._counts, self._shard, max_unacknowledged_bytes, on_blocked)
 
     # -- putting
 
@@ -178,8 +173,8 @@ class Pipeline:
         with self.lock:
             if self._failure is not None or self._closing:
                 raise self._refusal()
-            if not self._has_room(size):
-                self._wait_for_room(size, timeout)
+            if not self._room.fits(size):
+                self._room.wait(size, timeout, self._check_open)
             if admit is not None and (first := admit(ack)) is not None:
                 return first
             self._enqueue(_Item(self._accepted, put, schema, size, ack, born), reserved=0)
@@ -189,11 +184,12 @@ class Pipeline:
         if len(self._queue) != self._accepted - self._departed:
             self._sweep()
         self._queue.append(item)
-        self._accepted, self._queued_bytes, self._unacknowledged_bytes, self._reserved_bytes, item.ack._accepted = (
+        room = self._room
+        self._accepted, self._queued_bytes, room.unacknowledged_bytes, room.reserved_bytes, item.ack._accepted = (
             self._accepted + 1,
             self._queued_bytes + item.size,
-            self._unacknowledged_bytes + item.size,
-            self._reserved_bytes - reserved,
+            room.unacknowledged_bytes + item.size,
+            room.reserved_bytes - reserved,
             True,
         )
         if not self._watching or self._queued_bytes >= self._overlap_at_bytes:
@@ -212,11 +208,10 @@ class Pipeline:
     def reserve(self, size: int, *, timeout: float | None = None) -> None:
         """Take room for a put that will come. Blocks like ``submit``, and raises what it raises."""
         with self.lock:
-            if self._failure is not None or self._closing:
-                raise self._refusal()
-            if not self._has_room(size):
-                self._wait_for_room(size, timeout)
-            self._reserved_bytes += size
+            self._check_open()
+            if not self._room.fits(size):
+                self._room.wait(size, timeout, self._check_open)
+            self._room.reserved_bytes += size
 
     def release(self, size: int) -> None:
         """Give back what was reserved."""
@@ -224,9 +219,8 @@ class Pipeline:
             self._unreserve(size)
 
     def _unreserve(self, size: int) -> None:
-        self._reserved_bytes -= size
-        if self._waiting_room:
-            self._room.notify_all()
+        self._room.reserved_bytes -= size
+        self._room.tell()
 
     def submit_reserved(self, put: Put, schema: pa.Schema, size: int, *, admit: Admit | None = None) -> Ack:
         """Queue a put whose room was reserved. Never blocks; a writer that failed meanwhile says so in the Ack."""
@@ -248,45 +242,11 @@ class Pipeline:
 
         ``stalled``: none fits at all, until somebody has compacted.
         """
-        self._retained_bytes, self._crowded, self._stalled = held_bytes, crowded, stalled
-        if self._waiting_room:
-            self._room.notify_all()
+        self._room.retain(held_bytes, crowded=crowded, stalled=stalled)
 
-    def _has_room(self, size: int) -> bool:
-        """Does a put fit? What is under way counts twice: its rows, and the bytes they were encoded to. A put alone always fits."""
-        held = self._unacknowledged_bytes + self._flying_bytes + self._retained_bytes + self._reserved_bytes
-        return not self._stalled and (held == 0 or (not self._crowded and held + size <= self._max_unacknowledged_bytes))
-
-    def _wait_for_room(self, size: int, timeout: float | None) -> None:
-        """Block until the put fits, or stands alone. A fence, a poison or a close wakes it (M03)."""
-        start = self._clock.monotonic()
-        self._counts.blocked_puts += 1
-        self._waiting_room += 1
-        try:
-            while not self._has_room(size):
-                left = None if timeout is None else start + timeout - self._clock.monotonic()
-                if left is not None and left <= 0:
-                    self._counts.timeouts += 1
-                    if self._stalled:
-                        raise BackpressureTimeoutError(
-                            f"shard {self._shard}: too many generations are to be compacted, for {timeout} s now; nothing was accepted",
-                            hint="compact the table, or raise max_pending_generations; the writer's log says why its own compaction fails",
-                        )
-                    raise BackpressureTimeoutError(
-                        f"shard {self._shard}: {self.held_bytes} bytes wait to become durable or to be flushed, and the limit is "
-                        f"{self._max_unacknowledged_bytes}; no room within {timeout} s, nothing was accepted",
-                        hint="slow down, raise max_unflushed_memtable_bytes or put_timeout, or raise max_inflight",
-                    )
-                if self._on_blocked is not None:
-                    self._on_blocked()
-                    if self._has_room(size):
-                        break
-                self._room.wait(left)
-                if self._failure is not None or self._closing:
-                    raise self._refusal()
-        finally:
-            self._waiting_room -= 1
-            self._counts.blocked_seconds += self._clock.monotonic() - start
+    def _check_open(self) -> None:
+        if self._failure is not None or self._closing:
+            raise self._refusal()
 
     def _refusal(self) -> HeadgateError:
         if self._failure is not None:
@@ -432,13 +392,14 @@ class Pipeline:
             items.append(item)
         flight.position, flight.size, flight.started = self._next, size, self._clock.monotonic()
         rest: deque[_Item] = deque() if len(items) == len(queue) else queue
-        self._queue, self._flights, self._next, self._departed, self._queued_bytes, self._flying_bytes, self._last_start, self._pacer = (
+        room = self._room
+        self._queue, self._flights, self._next, self._departed, self._queued_bytes, room.flying_bytes, self._last_start, self._pacer = (
             rest,
             (*self._flights, flight),
             self._next + 1,
             items[-1].number + 1,
             self._queued_bytes - size,
-            self._flying_bytes + size,
+            room.flying_bytes + size,
             flight.started,
             None,
         )
@@ -492,7 +453,7 @@ class Pipeline:
         """
         if self._failure is not None:
             return
-        epoch, decided = self._writer.epoch, 0
+        epoch, room, decided = self._writer.epoch, self._room, 0
         while self._flights and self._flights[0].landed:
             flight = self._flights[0]
             if flight.position > self._acked:
@@ -502,10 +463,10 @@ class Pipeline:
                 place = (self._shard, epoch, flight.position)
                 for item in flight.items:
                     item.ack._decide(place)
-                self._acked, self._unacknowledged_bytes, self._flying_bytes, self._puts = (
+                self._acked, room.unacknowledged_bytes, room.flying_bytes, self._puts = (
                     flight.position,
-                    self._unacknowledged_bytes - flight.size,
-                    self._flying_bytes - flight.size,
+                    room.unacknowledged_bytes - flight.size,
+                    room.flying_bytes - flight.size,
                     self._puts + len(flight.items),
                 )
                 self._count(flight.items)
@@ -515,8 +476,7 @@ class Pipeline:
         if decided:
             self._company = max(decided + self._accepted - self._departed, self._company * 3 // 4)
             self._last_landed = self._clock.monotonic()
-            if self._waiting_room:
-                self._room.notify_all()
+            room.tell()
             if self._draining:
                 self._settled.notify_all()
 
@@ -551,8 +511,9 @@ class Pipeline:
             for item, position in waiting:
                 item.ack._decide(None, self._failure_for(position))
             self._relay.end()  # the slots do, and look in no more
-            for condition in (self._work, self._room, self._settled):
+            for condition in (self._work, self._settled):
                 condition.notify_all()
+            self._room.tell()
             if self._on_failed is not None:
                 self._on_failed()
         for item, _ in waiting:
@@ -560,7 +521,7 @@ class Pipeline:
         with self.lock:  # nothing is accepted any more, so these are the same
             empty: deque[_Item] = deque()
             self._queue, self._flights, self._departed = empty, (), self._accepted
-            self._queued_bytes = self._unacknowledged_bytes = self._flying_bytes = 0
+            self._queued_bytes = self._room.unacknowledged_bytes = self._room.flying_bytes = 0
 
     def _final(self, error: HeadgateError, cause: BaseException | None, left: list[Put]) -> HeadgateError:
         if isinstance(error, FencedError | ClosedError):
@@ -602,7 +563,7 @@ class Pipeline:
             self._closing = True
             self._relay.end()
             self._work.notify_all()
-            self._room.notify_all()
+            self._room.tell()
         try:
             self.drain()
         finally:
@@ -641,12 +602,12 @@ class Pipeline:
 
     @property
     def unacknowledged_bytes(self) -> int:
-        return self._unacknowledged_bytes
+        return self._room.unacknowledged_bytes
 
     @property
     def held_bytes(self) -> int:
         """Everything that counts against the limit."""
-        return self._unacknowledged_bytes + self._flying_bytes + self._retained_bytes + self._reserved_bytes
+        return self._room.held_bytes
 
     def is_idle(self) -> bool:
         """Under the lock: nothing queued, nothing under way."""
