@@ -342,6 +342,8 @@ def begin_load(
         raise InvalidInputError(f"version is {version!r}", hint="a whole number from 0; each load of an app has a higher one")
     if on_bad_rows not in ("fail", "quarantine"):
         raise InvalidInputError(f"on_bad_rows is {on_bad_rows!r}", hint='"fail" or "quarantine"')
+    if isinstance(max_memory, bool) or not isinstance(max_memory, int) or max_memory < 1:
+        raise InvalidInputError(f"max_memory is {max_memory!r}", hint="bytes, a whole number")
     manifest = watch.refresh()
     shards = () if often else manifest.shards
     attempt = f"s{int(places.clock.now() // _OFTEN_SECONDS):06d}" if often else f"l{places.clock.token()}"

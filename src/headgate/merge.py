@@ -16,13 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.ahead import ahead, worked_ahead
-from headgate.clock import Clock
+from headgate.clock import SYSTEM_CLOCK, Clock, map_ordered
 from headgate.keys import Bools, KeyOrder, Keys
 from headgate.run import DELETED, OpenRun
 from headgate.schema import RowRules, as_now
 
 _AHEAD_MAX = 16
 """So many runs are read ahead: the others are small beside them."""
+_LOADS_AT_ONCE = 4
 _STEPS_AT_ONCE, _STEPS_HELD = 2, 16
 _SHARE_LEAST, _SHARE_MOST = 0.25, 1.0
 
@@ -47,8 +48,11 @@ class _Cursor:
     @staticmethod
     def read(run: OpenRun, batch_rows: int, slices: Sequence[int]) -> Generator[pa.RecordBatch]:
         for number in slices:
-            part = run.slices[number]
-            for batch in part.read_through(batch_rows=batch_rows):
+            part, record = run.slices[number], run.record
+            # Another table, or the other part of a shard that was split, may read the same file, and go on with it.
+            is_ours = record.keep is None and record.slices[number].uri is None
+            batches = part.read_through(batch_rows=batch_rows) if is_ours else part.scan(part.schema.names, batch_rows=batch_rows)
+            for batch in batches:
                 yield run.belonging(batch)
 
     def load(self) -> None:
@@ -123,8 +127,8 @@ class RunMerger:
         try:
             for run in runs[1:] if rules.key else ():
                 self._newer.append(self._cursor(run, range(len(run.record.slices))))
-            for cursor in self._newer:  # by now all of them are being read
-                cursor.load()
+            parallel = _LOADS_AT_ONCE if clock is not None else 1
+            list(map_ordered(clock or SYSTEM_CLOCK, _Cursor.load, self._newer, parallel=parallel))
         except BaseException:
             self.close()
             raise

@@ -6,6 +6,7 @@ import pickle
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -77,6 +78,13 @@ def test_more_memory_makes_fewer_runs_of_a_load(tmp_path: Path) -> None:
     table.load(mixed)
     assert len(manifest(table).runs) == several + 1
     assert ids(table) == list(range(210_000))
+
+
+@pytest.mark.parametrize("max_memory", [0, -1, 1.5, True, None, "x"])
+def test_a_memory_that_is_none_is_refused_before_anything_is_written(table: hg.Table, max_memory: Any) -> None:
+    with pytest.raises(hg.InvalidInputError, match="max_memory"):
+        table.load(rows(0, 10), max_memory=max_memory)
+    assert not manifest(table).attempts
 
 
 def test_a_shard_that_gets_no_rows_needs_no_attempt(table: hg.Table) -> None:

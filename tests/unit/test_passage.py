@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+import headgate as hg
 from headgate.columnar import Slice, passage
 from headgate.columnar.lance import LanceColumnar
 from headgate.compact_ranges import _Window
@@ -100,6 +102,45 @@ def test_a_system_that_takes_no_advice_reads_all_the_same(part: Slice, monkeypat
     for advise in (refuse, None):
         monkeypatch.setattr(passage, "_ADVISE", advise)
         assert sum(batch.num_rows for batch in part.read_through(batch_rows=9_000)) == ROWS
+
+
+@pytest.mark.parametrize("strange", [None, SimpleNamespace(), SimpleNamespace(num_rows=1, columns=None), SimpleNamespace(num_rows=len)])
+def test_a_file_that_tells_nothing_about_its_pages_is_read_all_the_same(
+    part: Slice, monkeypatch: pytest.MonkeyPatch, strange: object
+) -> None:
+    monkeypatch.setattr("lance.file.LanceFileReader.metadata", lambda _: strange)
+    assert sum(batch.num_rows for batch in part.read_through(batch_rows=9_000)) == ROWS
+
+
+def test_an_empty_page_is_not_the_rest_of_the_file(place: Path, advised: Advised) -> None:
+    def buffer(position: int, size: int) -> SimpleNamespace:
+        return SimpleNamespace(position=position, size=size)
+
+    pages = [SimpleNamespace(buffers=[buffer(0, 100), buffer(100, 0)]), SimpleNamespace(buffers=[buffer(100, 100)])]
+    empty = [SimpleNamespace(buffers=[buffer(50, 0)])]
+    columns = [SimpleNamespace(pages=pages), SimpleNamespace(pages=empty), SimpleNamespace(pages=[])]
+    way = passage.Passage(str(data_file(place)), SimpleNamespace(num_rows=10, columns=columns))
+    for row in range(11):
+        way.passed(row)
+    way.close()
+    assert advised == [(0, 100), (100, 200)]
+
+
+def test_files_that_others_may_read_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clone's compaction merges files of its parent, which goes on with them."""
+    monkeypatch.setattr("headgate.columnar.lance._READER_BYTES_MAX", 0)
+    read: list[str] = []
+    monkeypatch.setattr("headgate.columnar.lance.passage", lambda path, *_: read.append(path))
+    parent = hg.create_table(tmp_path / "parent", pa.schema([pa.field("id", pa.int64(), False)]), key="id")
+    parent.load(pa.table({"id": [1, 2, 3]}))
+    clone = hg.clone(parent.uri, tmp_path / "clone")
+    for table in (clone, parent):
+        table.load(pa.table({"id": [2, 4]}))
+        table.compact(full=True)
+        assert sorted(table.scan().to_arrow().column("id").to_pylist()) == [1, 2, 3, 4]
+    own = [path for path in read if path.startswith(str(tmp_path / "clone"))]
+    assert own, "what the clone has itself is given back"
+    assert len(read) - len(own) == 2, "and the parent's by the parent only"
 
 
 def test_pages_really_go(place: Path, part: Slice) -> None:

@@ -74,7 +74,7 @@ def _share_memory_among_threads() -> None:
 
     Halves what a compaction holds, and costs no time. For a process of ours only: a library has no say in it.
     """
-    if os.environ.get("MALLOC_ARENA_MAX") is None:
+    if "MALLOC_ARENA_MAX" not in os.environ and "arena_max" not in os.environ.get("GLIBC_TUNABLES", ""):
         with suppress(OSError, AttributeError, TypeError):  # another C library, another system
             ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 

@@ -14,7 +14,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.columnar.base import Columnar, Offsets, Slice, VectorColumn, rows_without_columns
-from headgate.columnar.passage import Passage
+from headgate.columnar.passage import passage
 from headgate.errors import InvalidInputError, ObjectMissingError, StoreError, StoreUnavailableError
 from headgate.manifest.model import SliceRecord
 from headgate.store import Location
@@ -283,17 +283,15 @@ class LanceSlice(Slice):
         if self._on_disk is None or self._file is None or self._file_bytes <= _READER_BYTES_MAX:
             yield from self.scan(self.schema.names, start=start, stop=stop, batch_rows=batch_rows)
             return
-        end = self.num_rows if stop is None else min(stop, self.num_rows)
-        metadata = next(self._reading(iter([partial(self._metadata, self._file)])))
-        with closing(Passage(f"{self._on_disk}/{self._file}", metadata, start)) as passage:
-            row = start
+        end, row = self.num_rows if stop is None else min(stop, self.num_rows), start
+        file = self._file
+        way = passage(f"{self._on_disk}/{file}", lambda: self._files.open_reader(file).metadata(), start)
+        with closing(way) if way is not None else nullcontext():
             for batch in self._scan(self.schema.names, start, end, batch_rows, _BATCHES_AHEAD_OF_MERGE):
                 yield batch
                 row += batch.num_rows
-                passage.passed(row)
-
-    def _metadata(self, file: str) -> Any:
-        return self._files.open_reader(file).metadata()
+                if way is not None:
+                    way.passed(row)
 
     def _scanned(self, columns: Sequence[str], start: int, end: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
         step = _BATCHES_AHEAD * batch_rows

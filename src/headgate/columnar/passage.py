@@ -13,11 +13,22 @@ have rows by their share of their column's bytes, which is nearly so; a wrong gu
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 
 _ADVISE = getattr(os, "posix_fadvise", None)  # not everywhere
+
+
+def passage(path: str, metadata: Callable[[], Any], start: int) -> Passage | None:
+    """None: advice is not taken here, or the file tells nothing that we understand."""
+    if _ADVISE is None:
+        return None
+    try:
+        return Passage(path, metadata(), start)
+    except Exception:  # whatever it is: whoever reads the file finds out, if it matters
+        return None
 
 
 class Passage:
@@ -35,7 +46,8 @@ class Passage:
             sizes = [sum(buffer.size for buffer in page.buffers) for page in column.pages]
             ends = [end / max(1, sum(sizes)) for end in accumulate(sizes)]
             for end, page in zip(ends, column.pages, strict=True):
-                pages += [(end, buffer.position, buffer.size) for buffer in page.buffers if end > start / self._rows]
+                # An empty one would mean: to the end of the file.
+                pages += [(end, buffer.position, buffer.size) for buffer in page.buffers if buffer.size > 0 and end > start / self._rows]
         self._pages = sorted(pages, reverse=True)
         self._file = -1
         if _ADVISE is not None:
@@ -47,7 +59,7 @@ class Passage:
         while self._pages and self._pages[-1][0] <= row / self._rows:
             _, position, size = self._pages.pop()
             if _ADVISE is not None and self._file >= 0:
-                with suppress(OSError):
+                with suppress(OSError, OverflowError):
                     _ADVISE(self._file, position, size, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
