@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 Item = TypeVar("Item")
@@ -151,7 +151,7 @@ SYSTEM_CLOCK = SystemClock()
 
 def map_ordered(
     clock: Clock, work: Callable[[Item], Result], items: Sequence[Item], *, parallel: int, ahead: int | None = None
-) -> Iterator[Result]:
+) -> Generator[Result]:
     """``work`` of each item, in order, up to ``parallel`` at once and ``ahead`` results held.
 
     An error is raised where its result would have stood. Leaving the iterator early stops the

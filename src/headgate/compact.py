@@ -192,7 +192,7 @@ def _compact_once(
         clock = log.clock if columnar.parallel_reads > 1 else None
         writer = RunWriter(log, columnar, rules, folder, sum(run.rows for run in inputs), progress, slice_rows, clock)
         writer.on_slice = _Renewal(log, attempt).renew
-        untouched = untouched_slices(runs, rules, slice_rows) if with_oldest and not detach else None
+        untouched = untouched_slices(runs, rules, slice_rows, clock=clock) if with_oldest and not detach else None
         writer.write(runs, untouched, drop_tombstones=with_oldest, max_memory=max_memory)
         failpoint("compact.written")
         made = RunRecord(

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.ahead import Fed, Task
-from headgate.clock import Clock
+from headgate.clock import SYSTEM_CLOCK, Clock, map_ordered
 from headgate.columnar import Columnar
 from headgate.failpoint import failpoint
 from headgate.keys import Bools, KeyOrder, Keys
@@ -28,6 +28,7 @@ from headgate.wal.log import ShardLog
 _BATCH_ROWS_MAX = 1 << 17
 _BATCH_ROWS_MIN = 1 << 4
 _AHEAD_ROWS_LEAST = 1 << 8
+_SCANS_AT_ONCE = 4
 _SLICES_AT_ONCE = 2
 """While one is finished and becomes durable, the rows of the next are coming."""
 _UNWRITTEN = SliceRecord(path="", rows=0, bytes=0)
@@ -71,8 +72,10 @@ class Untouched:
         return self.bounds.part(2 * number, 2 * number + 1)
 
 
-def untouched_slices(runs: Sequence[OpenRun], rules: RowRules, slice_rows: int, slices_min: int = 2) -> Untouched | None:
-    """Find the slices of the oldest run that can stay as they are. None: there are none.
+def untouched_slices(
+    runs: Sequence[OpenRun], rules: RowRules, slice_rows: int, slices_min: int = 2, clock: Clock | None = None
+) -> Untouched | None:
+    """Find the slices of the oldest run that can stay as they are. None: there are none. ``clock``: by threads of its.
 
     Only where slices can be named again as they are: same columns of the same types, no tombstones, several of
     them. A slice of less than half the size is not kept: slices would only ever get more.
@@ -87,12 +90,21 @@ def untouched_slices(runs: Sequence[OpenRun], rules: RowRules, slice_rows: int, 
     bounds = order.of(pa.Table.from_batches([as_now(edge, base.names, rules, key) for edge in edges]))
     types = rules.log_schema.types
     touched = np.array([part.schema.types != types or part.num_rows < slice_rows // 2 for part in parts])
-    for run in runs[1:]:
+
+    def hit(run: OpenRun) -> Bools:
+        hit = np.zeros(len(parts), np.bool_)
         for batch in run.scan([run.names[id] for id in ids], batch_rows=_BATCH_ROWS_MAX):
             keys = order.of(as_now(batch, run.names, rules, key))
             below = keys.positions(bounds)
             last = keys.find(bounds.take(np.arange(1, 2 * len(parts), 2)))
-            touched |= (below[1::2] > below[0::2]) | (last >= 0)
+            hit |= (below[1::2] > below[0::2]) | (last >= 0)
+            if hit.all():
+                break
+        return hit
+
+    with closing(map_ordered(clock or SYSTEM_CLOCK, hit, runs[1:], parallel=1 if clock is None else _SCANS_AT_ONCE)) as hits:
+        for one in hits:
+            touched |= one
             if touched.all():
                 return None
     return Untouched(tuple(not hit for hit in touched), bounds)

@@ -136,7 +136,7 @@ class ChainReader:
         try:
             yield from fetched
         finally:
-            fetched.close()  # type: ignore[attr-defined]  # a generator: ends its threads
+            fetched.close()
 
     def _one_after_another(self, points: Sequence[ChainPoint]) -> Iterator[Raw]:
         store, key, at, count = self._space.store, self._space.key, 0, _PROBES
