@@ -128,6 +128,10 @@ _ACCOUNT = "devstoreaccount1"
 _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
+_NPM_PATIENCE = ("--fetch-retry-mintimeout", "1000", "--fetch-retry-maxtimeout", "5000")
+"""Else it waits for up to a minute before it asks again for each of many packages."""
+
+
 def install_azurite() -> Path:
     """The emulator's main file; fetched by npm the first time, into a folder that git ignores."""
     home = TOOLS / "azurite" / AZURITE
@@ -143,7 +147,7 @@ def install_azurite() -> Path:
     part = Path(tempfile.mkdtemp(prefix=f"{AZURITE}.part-", dir=home.parent))
     try:
         ran = subprocess.run(
-            [npm, "install", "--prefix", str(part), f"azurite@{AZURITE}", "--no-audit", "--no-fund", "--loglevel", "error"],
+            [npm, "install", "--prefix", str(part), f"azurite@{AZURITE}", "--no-audit", "--no-fund", "--loglevel", "error", *_NPM_PATIENCE],
             capture_output=True,
             text=True,
             timeout=540,
