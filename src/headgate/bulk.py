@@ -35,6 +35,7 @@ from headgate.attempt import give_back, register, renew
 from headgate.attempt import join as join_attempt
 from headgate.bulk_files import OP, Fit, MarkedRows, RunFiles, batches_of, gathered, join, read_back
 from headgate.clock import SYSTEM_CLOCK, map_ordered
+from headgate.config import check_memory
 from headgate.errors import CommitConflictError, InvalidInputError, ObjectMissingError
 from headgate.failpoint import failpoint
 from headgate.manifest.model import RunRecord, ShardingRule
@@ -342,8 +343,7 @@ def begin_load(
         raise InvalidInputError(f"version is {version!r}", hint="a whole number from 0; each load of an app has a higher one")
     if on_bad_rows not in ("fail", "quarantine"):
         raise InvalidInputError(f"on_bad_rows is {on_bad_rows!r}", hint='"fail" or "quarantine"')
-    if isinstance(max_memory, bool) or not isinstance(max_memory, int) or max_memory < 1:
-        raise InvalidInputError(f"max_memory is {max_memory!r}", hint="bytes, a whole number")
+    check_memory(max_memory)
     manifest = watch.refresh()
     shards = () if often else manifest.shards
     attempt = f"s{int(places.clock.now() // _OFTEN_SECONDS):06d}" if often else f"l{places.clock.token()}"

@@ -106,3 +106,9 @@ _LEAST: dict[str, float] = {
     "async_index_buffer_rows": 1,
     "async_index_interval": 0.0,
 }
+
+
+def check_memory(max_memory: object) -> None:
+    """Raises InvalidInputError for what is no number of bytes."""
+    if isinstance(max_memory, bool) or not isinstance(max_memory, int) or max_memory < 1:
+        raise InvalidInputError(f"max_memory is {max_memory!r}", hint="bytes, a whole number")

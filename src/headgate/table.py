@@ -22,7 +22,7 @@ from headgate.checkpoint import Checkpoint, check_lease, listed, pin, refresh_pi
 from headgate.clock import map_ordered
 from headgate.compact import CompactionReport, compact_shard
 from headgate.compact_ranges import RANGE_ROWS, ShardCompaction, plan_compaction
-from headgate.config import Duration, ShardWriterConfig
+from headgate.config import Duration, ShardWriterConfig, check_memory
 from headgate.consumer import Consumer, OpenConsumer, check_consumer_name, drop_all, listed_consumers, pin_snapshot
 from headgate.cuts import ChangePart
 from headgate.errors import (
@@ -625,8 +625,7 @@ class Table:
             fsync: on a local disk, sync the new files before they take the place of the old ones. False: a power cut may
                 lose rows that were compacted.
         """
-        if isinstance(max_memory, bool) or not isinstance(max_memory, int) or max_memory < 1:
-            raise InvalidInputError(f"max_memory is {max_memory!r}", hint="bytes, a whole number")
+        check_memory(max_memory)
         self.refresh()
         clock = self._places.clock
         start, columnar = clock.monotonic(), self._places.columnar(fsync=fsync)
@@ -756,8 +755,7 @@ class Table:
         Raises:
             InvalidInputError: a checkpoint of the clone still needs the parent's files.
         """
-        if isinstance(max_memory, bool) or not isinstance(max_memory, int) or max_memory < 1:
-            raise InvalidInputError(f"max_memory is {max_memory!r}", hint="bytes, a whole number")
+        check_memory(max_memory)
         detach_table(self._watch, self._places, max_memory)
 
     def _drop_orphan(self, shard: Shard, id: str) -> bool:

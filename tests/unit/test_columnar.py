@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import gc
-import os
 import shutil
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests import servers
+from tests.files import open_files
 
 from headgate.columnar import Columnar
 from headgate.columnar import lance as lance_columnar
@@ -282,22 +280,6 @@ def test_readers_of_many_slices_and_columns_keep_few_files_open(tmp_path: Path) 
     del part, slices
     gc.collect()
     assert open_files(tmp_path) == 0, "what nobody will read is not kept open"
-
-
-def open_files(place: Path, at_most: int = 0) -> int:
-    """How many below ``place`` are open; more than ``at_most`` only if they stay so for seconds: Lance's own threads close them."""
-    deadline = time.monotonic() + 10
-    while (found := _open_now(place)) > at_most and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return found
-
-
-def _open_now(place: Path) -> int:
-    found = 0
-    for descriptor in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            found += os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(place))
-    return found
 
 
 def test_a_large_file_is_not_kept_open_after_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
