@@ -23,7 +23,7 @@ from headgate.failpoint import failpoint
 from headgate.keys import Bools, KeyOrder, Keys, RunRows, rows_of
 from headgate.manifest.model import RunRecord, SliceRecord
 from headgate.quarantine import Quarantine, split_bad
-from headgate.run import DELETED, OpenRun, run_batches, run_schema
+from headgate.run import DELETED, SLICE_ROWS, OpenRun, run_batches, run_schema
 from headgate.schema import RowRules, as_now
 from headgate.wal.entry import Op, Put
 
@@ -31,7 +31,6 @@ OP = "_op"
 """The column that says what a row does, where rows of both kinds come together."""
 _TYPES = "types"
 """Goes along with a run of a load: a number that tells its columns' types from others."""
-_SLICE_ROWS = 1 << 20
 _JOINED_MAX = 4096
 _SMALL_BYTES = 16 << 20
 _GATHERED_ROWS = 1 << 16
@@ -171,7 +170,7 @@ class RunFiles:
             runs.append(_Open(self._fresh_folder(shard), merged.deleted is not None))
         run = runs[-1]
         run.last = last
-        source, count = _Stretches(run_batches(merged)), max(1, -(-merged.num_rows // _SLICE_ROWS))
+        source, count = _Stretches(run_batches(merged)), max(1, -(-merged.num_rows // SLICE_ROWS))
         slice_rows = -(-merged.num_rows // count)  # all about the same: compaction does not keep one that is small
         while not source.is_done():
             path = f"{run.folder}/{len(run.slices):05d}.lance"

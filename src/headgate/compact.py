@@ -23,12 +23,11 @@ from headgate.errors import CommitConflictError, DataLossError, NotFoundError, O
 from headgate.failpoint import failpoint
 from headgate.manifest.model import ReplacedRun, RunRecord, ShardManifest
 from headgate.meters import COMPACTION_BYTES_WRITTEN, COMPACTION_FAILURES, COMPACTION_ROWS_READ, COMPACTION_ROWS_WRITTEN, COMPACTION_SECONDS
-from headgate.run import OpenRun
+from headgate.run import SLICE_ROWS, OpenRun
 from headgate.run_writer import Kept, Progress, RunWriter, untouched_slices
 from headgate.schema import RowRules
 from headgate.wal.log import ShardLog
 
-SLICE_ROWS = 1 << 20
 LEASE_SECONDS = 3600.0
 _TIER_RATIO = 2.0
 _ROUNDS_MAX = 64

@@ -33,15 +33,7 @@ import pyarrow as pa
 from headgate.attempt import register, renew
 from headgate.columnar import Columnar, Slice
 from headgate.columnar.base import Offsets
-from headgate.compact import (
-    LEASE_SECONDS,
-    SLICE_ROWS,
-    CompactionReport,
-    has_oldest,
-    pick,
-    replaced,
-    withdraw,
-)
+from headgate.compact import LEASE_SECONDS, CompactionReport, has_oldest, pick, replaced, withdraw
 from headgate.errors import CommitConflictError, DataLossError, InvalidInputError, ObjectMissingError
 from headgate.failpoint import failpoint
 from headgate.indexes import indexed_scalars, indexed_vectors
@@ -50,7 +42,7 @@ from headgate.manifest.model import RunRecord, SliceRecord
 from headgate.meters import COMPACTION_BYTES_WRITTEN, COMPACTION_FAILURES, COMPACTION_ROWS_READ, COMPACTION_ROWS_WRITTEN
 from headgate.query.ranges import split_points
 from headgate.query.run_index import RunIndex
-from headgate.run import OpenRun
+from headgate.run import SLICE_ROWS, OpenRun
 from headgate.run_writer import Progress, RunWriter, untouched_slices
 from headgate.schema import RowRules, as_now
 from headgate.shard import Shard

@@ -17,8 +17,8 @@ from headgate.columnar import VectorColumn
 from headgate.errors import InvalidInputError
 from headgate.manifest.model import AnyIndex, ScalarIndex, TextIndex, VectorIndex
 
-APPROXIMATE_FROM_ROWS = 500_000
-"""Looking at so many vectors takes a tenth of a second or more."""
+APPROXIMATE_FROM_ROWS = 250_000
+"""About half of a slice, if it is full. Looking at so many short vectors takes some 40 ms."""
 _METRICS = ("l2", "cosine", "dot")
 _SCALARS = (
     types.is_boolean, types.is_integer, types.is_floating, types.is_decimal128, types.is_date, types.is_time, types.is_timestamp,
@@ -34,8 +34,8 @@ def vector_index(
     Args:
         column: vectors of one length: a fixed-size list of float16, float32 or float64.
         metric: "l2" (squared Euclidean distance), "cosine" (1 - cosine similarity) or "dot" (1 - dot product).
-        approximate_from: compaction builds an index on slices of at least so many rows (a slice has about a million at
-            most), and searches use it: faster, and some of the nearest may be missed. None: searches are always exact.
+        approximate_from: compaction builds an index on slices of at least so many rows (a slice has about half a million
+            at most), and searches use it: faster, and some of the nearest may be missed. None: searches are always exact.
     """
     if metric not in _METRICS:
         raise InvalidInputError(f"the metric of the index on {column!r} is {metric!r}", hint=f"one of {', '.join(_METRICS)}")

@@ -30,6 +30,10 @@ DELETED = "__headgate_deleted"
 
 Offsets = npt.NDArray[np.int64]
 
+SLICE_ROWS = 1 << 19
+"""Of a slice that a load or a compaction writes, at most. Smaller ones are kept more often when something newer comes, and are more
+to open, and more indexes to ask (docs/why/0022)."""
+
 _BATCH_ROWS = 1 << 16
 _numbers = count()
 Value = TypeVar("Value")

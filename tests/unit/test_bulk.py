@@ -62,7 +62,7 @@ def test_what_a_stream_left_behind_is_collected_when_its_day_is_long_over(table:
 
 def test_slices_of_a_load_are_about_the_same_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the last one of each would be small, and compaction would write it again every time."""
-    monkeypatch.setattr("headgate.bulk_files._SLICE_ROWS", 10)
+    monkeypatch.setattr("headgate.bulk_files.SLICE_ROWS", 10)
     table = hg.create_table(tmp_path / "one", SCHEMA, key="id")
     table.load(rows(0, 21))
     (run,) = manifest(table).runs

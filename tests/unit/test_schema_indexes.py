@@ -57,7 +57,7 @@ def test_indexes_are_plain_json_in_the_manifest() -> None:
         "kind": "vector",
         "column": "f",
         "metric": "cosine",
-        "approximate_from": 500_000,
+        "approximate_from": 250_000,
     }
     assert TableManifest.model_validate_json(manifest.model_dump_json()) == manifest
 
