@@ -20,6 +20,7 @@ import pyarrow as pa
 from headgate import Checkpoint, InvalidInputError, Snapshot, Table
 from headgate.spark.options import Parse, duration, names, one_of, text, whole
 from headgate.spark.types import Nanoseconds, carried_schema, to_spark
+from headgate.spark.worker import begin_task
 
 LEASE_SECONDS = 24 * 3600.0
 READ_OPTIONS: dict[str, Parse] = {
@@ -59,6 +60,7 @@ class ReadPlan:
 
     def rows(self, part: Any) -> Iterator[pa.RecordBatch]:
         """The rows of a part, as Spark takes them."""
+        begin_task()
         schema = self.schema
         for rows in _in_this_process(self.snapshot).read(part, self.columns, self.filter):
             yield to_spark(rows, schema, self.nanoseconds)

@@ -49,6 +49,7 @@ from headgate import (
 )
 from headgate.spark.options import Parse, Place, number, one_of, parsed, size, text, truth
 from headgate.spark.rows import Incoming
+from headgate.spark.worker import begin_task
 
 _SHARED: dict[str, Parse] = {
     "appId": text,
@@ -113,6 +114,7 @@ class BatchSink(DataSourceArrowWriter):
         self._place, self._load, self._incoming, self._is_there, self._tidies = place, load, incoming, is_there, tidies
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        begin_task()
         if self._is_there:
             return Written(self._load, LoadedFiles({}))
         return Written(self._load, self._load.write(iterator, self._incoming.op, self._incoming))
@@ -154,6 +156,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         self._place, self._load, self._incoming, self._has_name, self._tidies = place, load, incoming, has_name, tidies
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        begin_task()
         task = TaskContext.get()
         query, batch = (task.getLocalProperty(name) if task is not None else None for name in (_QUERY, _BATCH))
         if query is None or batch is None:

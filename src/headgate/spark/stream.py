@@ -37,6 +37,7 @@ from pyspark.sql.types import StructType
 from headgate import ChangeBatches, ChangePart, InvalidInputError, Table
 from headgate.spark.options import Parse, Place, duration, names, one_of, size, text, truth, whole
 from headgate.spark.types import Nanoseconds, carried_schema, same_columns, spark_schema, to_spark
+from headgate.spark.worker import begin_task
 
 MARKS = ("_op", "_epoch", "_position", "_load", "_time")
 
@@ -133,6 +134,7 @@ class StreamPlan:
 
     def rows(self, part: ChangePart) -> Iterator[pa.RecordBatch]:
         """The rows of a part, as Spark takes them."""
+        begin_task()
         table = _table(self.place)
         # The columns are fixed when the query starts. Those that were added since are left out.
         found = table.read_changes(part, fail_on_data_loss=self.fails_on_loss)

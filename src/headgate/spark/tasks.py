@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 from pydantic import TypeAdapter
 
+from headgate.spark.worker import begin_task
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -28,6 +30,7 @@ def answers(spark: SparkSession, work: Callable[[int], Answer], count: int, kind
     adapter: Any = TypeAdapter(kind)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        begin_task()
         form: Any = TypeAdapter(kind)
         for batch in batches:
             for number in batch.column(0).to_pylist():

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter
 from headgate import BulkLoad, InvalidInputError, LoadedFiles, LoadReport, SchemaMismatchError, Table, create_table, open_table
 from headgate.spark.frame import snapshot
 from headgate.spark.rows import Incoming
+from headgate.spark.worker import begin_task
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -174,6 +175,7 @@ def _written(df: DataFrame, bulk: BulkLoad) -> list[LoadedFiles]:
     incoming = Incoming()
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        begin_task()
         files = bulk.write(batches, "upsert", incoming)
         if files.rows:
             yield pa.RecordBatch.from_pydict({"files": [TypeAdapter(LoadedFiles).dump_json(files).decode()]})

@@ -1,0 +1,63 @@
+"""The processes that run Spark's tasks, and how a session of ours talks to them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from headgate.spark.worker import begin_task
+
+
+def test_what_a_worker_has_loaded_is_not_looked_at_by_every_collection_after_a_task(spark: Any) -> None:
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        begin_task()
+        for _ in batches:
+            pass
+        yield pa.RecordBatch.from_pydict({"process": [os.getpid()], "frozen": [gc.get_freeze_count()]})
+
+    tasks: dict[int, list[int]] = {}
+    for _ in range(4):
+        for row in spark.range(0, 2, 1, 2).mapInArrow(look, "process long, frozen long").collect():
+            tasks.setdefault(row["process"], []).append(row["frozen"])
+    often = [counts for counts in tasks.values() if len(counts) > 1]
+    assert often, "no process had two tasks"
+    for counts in often:
+        assert counts[-1] > 10_000
+        assert counts[1:] == sorted(counts[1:], reverse=True), "it is done once: nothing is added later"
+
+
+def test_a_process_of_the_users_own_is_left_alone() -> None:
+    before = gc.get_freeze_count()
+    for _ in range(3):
+        begin_task()
+    assert gc.get_freeze_count() == before
+
+
+def test_a_session_of_ours_talks_to_its_workers_through_files_that_are_gone_after_it(spark_environment: dict[str, str]) -> None:
+    script = """
+    import os, stat, sys
+    import headgate.spark as hgs
+    spark = hgs.session("local[1]", config={"spark.log.level": "OFF", "spark.driver.memory": "512m"})
+    folder = spark.conf.get("spark.python.unix.domain.socket.dir")
+    assert spark.range(3).mapInArrow(lambda batches: batches, "id long").count() == 3
+    assert any(stat.S_ISSOCK(os.stat(f"{folder}/{name}").st_mode) for name in os.listdir(folder))
+    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+    print("FOLDER", folder)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={**os.environ, **spark_environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    folder = next(line.split()[1] for line in done.stdout.splitlines() if line.startswith("FOLDER"))
+    assert not os.path.exists(folder)
