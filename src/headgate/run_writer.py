@@ -35,8 +35,6 @@ _UNWRITTEN = SliceRecord(path="", rows=0, bytes=0)
 _LAYERS, _HELD = 36, 64
 """So many times a batch of each run fits into the memory that is allowed; and which part of it merged rows may take that wait."""
 _SAMPLE_ROWS = 64
-_ROW_BYTES_LEAST = 32.0
-"""Of a narrow row: its key and its place are held beside it."""
 
 Progress = Callable[[str, int, int], None]
 """Called with the shard, the rows done and the rows to do."""
@@ -53,7 +51,7 @@ class Kept:
 
 def _batch_rows(runs: Sequence[OpenRun], max_memory: int) -> int:
     """So that a batch of each run, what it is merged into and what the files' reader and writer hold fit."""
-    widest = _ROW_BYTES_LEAST
+    widest = 64.0
     for run in runs:
         for part in run.slices[:1]:
             sample = next(part.scan(part.schema.names, stop=_SAMPLE_ROWS, batch_rows=_SAMPLE_ROWS), None)

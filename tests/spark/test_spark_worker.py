@@ -40,7 +40,7 @@ def test_a_process_of_the_users_own_is_left_alone() -> None:
     assert gc.get_freeze_count() == before
 
 
-def test_a_session_of_ours_talks_to_its_workers_through_files_that_are_gone_after_it(spark_environment: dict[str, str]) -> None:
+def test_a_session_of_ours_talks_to_its_workers_through_sockets_that_are_gone_after_it(spark_environment: dict[str, str]) -> None:
     script = """
     import os, stat, sys
     import headgate.spark as hgs
