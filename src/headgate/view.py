@@ -48,12 +48,16 @@ _PINNED_MAX = 4
 
 
 class RunCache:
-    """Open runs, and what reads have learnt of them. One per reader or writer of a shard."""
+    """Open runs, and what reads have learnt of them. One per reader or writer of a shard, and one for each state that is pinned."""
 
-    def __init__(self, columnar: Columnar) -> None:
+    def __init__(self, columnar: Columnar, known: RunCache | None = None) -> None:
+        """
+        Args:
+            known: of another state of the shard. Runs never change, so what both states have need not be opened again.
+        """
         self.columnar = columnar
-        self._open: dict[str, OpenRun] = {}
-        self.masks: Any = None
+        self._open: dict[str, OpenRun] = {} if known is None else known._open
+        self.masks: Any = None if known is None else known.masks
         """For query: what it knows of the runs as they were last seen; replaced as a whole."""
 
     def open(self, records: tuple[RunRecord, ...]) -> tuple[OpenRun, ...]:
@@ -278,7 +282,8 @@ class ShardReader:
 
     def _keep(self, name: str, manifest: ShardManifest, end: int) -> ReadView:
         rules, fresh = self._rules(), self._pinned_tail(manifest, end)
-        cache = RunCache(self.cache.columnar)
+        before = next(reversed(list(self._pinned.values())), None)
+        cache = RunCache(self.cache.columnar, None if before is None else before.cache)
         runs, fresh = arranged(manifest, fresh, rules, cache)
         known = ReadView(self._log.shard, rules, runs, fresh, cache=cache, version=manifest.version)
         while len(self._pinned) >= _PINNED_MAX:

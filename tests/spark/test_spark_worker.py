@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
+import headgate as hg
+from headgate.spark import plan
 from headgate.spark.worker import begin_task
 
 
@@ -61,3 +66,25 @@ def test_a_session_of_ours_talks_to_its_workers_through_sockets_that_are_gone_af
     assert done.returncode == 0, done.stderr[-4000:]
     folder = next(line.split()[1] for line in done.stdout.splitlines() if line.startswith("FOLDER"))
     assert not os.path.exists(folder)
+
+
+def test_a_process_reads_a_later_snapshot_through_what_it_has_open_if_the_table_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "_kept", {})
+    table = hg.create_table(tmp_path / "t", pa.schema([pa.field("id", pa.int64(), False), ("v", pa.int64())]), key="id")
+
+    def sent(of: hg.Table) -> hg.Snapshot:
+        return plan._in_this_process(pickle.loads(pickle.dumps(of.snapshot())))
+
+    first = sent(table)
+    assert sent(table).shards[0] is first.shards[0]
+    assert plan._in_this_process(pickle.loads(pickle.dumps(first))) is first
+
+    other = sent(hg.open_table(tmp_path / "t", storage_options={"aws_region": "elsewhere"}))
+    assert other.shards[0] is not first.shards[0], "opened in another way"
+    table.add_columns(pa.schema([("w", pa.int64())]))
+    later = sent(hg.open_table(tmp_path / "t"))
+    assert later.schema.names == ["id", "v", "w"]
+    assert later.shards[0] is not first.shards[0], "other columns"
+    assert len(plan._kept) == 2

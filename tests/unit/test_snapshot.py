@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -123,3 +124,19 @@ def test_a_snapshot_of_a_checkpoint_writes_nothing(tmp_path: Path) -> None:
 def test_an_empty_table_has_no_parts(tmp_path: Path) -> None:
     table = hg.create_table(tmp_path / "t", SCHEMA, key=["name", "id"], sharding=hg.identity("name"))
     assert table.snapshot(ttl=60.0).parts() == []
+
+
+@pytest.mark.parametrize("ttl", [None, 60.0])
+def test_a_later_snapshot_opens_only_the_runs_that_are_new(tmp_path: Path, ttl: float | None) -> None:
+    table = filled(tmp_path, shards=1)
+    first = table.snapshot(ttl=ttl)
+    (before,) = first.views()
+    with table.writer(hg.ShardWriterConfig(fsync=False)) as writer:
+        writer.put(rows(0, 100, 7.0)).wait()
+        writer.flush()
+    second = replace(table.snapshot(ttl=ttl), shards=first.shards)
+    (after,) = second.views()
+    there = {run.record.id: run for run in before.runs}
+    assert [there.get(run.record.id) is run for run in after.runs] == [True, True, *[False] * (len(after.runs) - 2)]
+    assert len(after.runs) > 2
+    assert first.views()[0].runs == before.runs, "and the first is what it was"

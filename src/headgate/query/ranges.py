@@ -7,12 +7,13 @@ its own keys are compared. So a worker reads about its share of the files, and n
 others. Ranges are given by rows of the key's columns: ``lo`` belongs to the range, ``hi`` does not.
 
 The oldest source of a range, most often the largest by far, hides nothing. So its keys are not gathered:
-they come with its rows, batch by batch, and are looked for among those of the newer ones.
+they come with its rows, batch by batch, and are looked for among those of the newer ones. Which rows count is
+kept, and a range that is read again is read without its keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -28,7 +29,7 @@ from headgate.query.mask import Mask
 from headgate.query.memory import FreshRows
 from headgate.query.run_index import RunIndex
 from headgate.query.scan import chosen_columns, counting_rows, exactly, limited, result_schema, visible_rows
-from headgate.query.shadow import shadowed
+from headgate.query.shadow import KnownRuns, shadowed
 from headgate.query.sources import RunSource, Source, in_memory, runs_of, sources_of
 from headgate.schema import RowRules
 from headgate.view import ReadView
@@ -134,11 +135,11 @@ def scan_range(
     condition = None if filter is None else Filter(filter, rules.schema)
     schema = result_schema(rules, chosen)
     low, high = (None if bound is None else _bound(order, bound) for bound in (lo, hi))
-    indexes, memory = list(runs_of(view).indexes.values()), in_memory(view)
+    known, memory = runs_of(view), in_memory(view)
 
     def read() -> Iterator[pa.RecordBatch]:
-        for part in _parts(indexes, low, high, bounds):
-            for rows in _merged(view, order, indexes, memory, part, chosen, condition):
+        for part in _parts(known.indexes.values(), low, high, bounds):
+            for rows in _merged(view, order, known, memory, part, chosen, condition):
                 yield exactly(rows, schema)
 
     return limited(read(), limit)
@@ -195,8 +196,9 @@ class _Range:
         self.bounds, self.low, self.high = bounds, low, high
 
 
-def _parts(indexes: Sequence[RunIndex], low: Keys | None, high: Keys | None, bounds: Sequence[tuple[int, int]] | None) -> Iterator[_Range]:
+def _parts(of: Iterable[RunIndex], low: Keys | None, high: Keys | None, bounds: Sequence[tuple[int, int]] | None) -> Iterator[_Range]:
     """The range in parts, of which each has few enough keys to hold."""
+    indexes = list(of)
     if bounds is None:
         starts = [0 if low is None else index.lower_bound(low) for index in indexes]
         stops = [index.rows if high is None else index.lower_bound(high) for index in indexes]
@@ -221,26 +223,34 @@ def _parts(indexes: Sequence[RunIndex], low: Keys | None, high: Keys | None, bou
 def _merged(
     view: ReadView,
     order: KeyOrder,
-    indexes: Sequence[RunIndex],
+    known: KnownRuns,
     memory: Sequence[FreshRows],
     part: _Range,
     columns: Sequence[str],
     condition: Filter | None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a range that count and match, source by source."""
-    runs = [(index, start, stop) for index, (start, stop) in zip(indexes, part.bounds, strict=True) if start < stop]
+    runs = [(index, start, stop) for index, (start, stop) in zip(known.indexes.values(), part.bounds, strict=True) if start < stop]
     fresh = [(rows, *rows.between(part.low, part.high)) for rows in memory]
+    bounds = None if any(len(keys) for _, keys, _ in fresh) else tuple(part.bounds)  # of runs alone: then it holds as long as they do
+    masks = None if bounds is None else known.ranges.get(bounds)
+    if masks is not None:
+        for (index, start, stop), mask in zip(runs, masks, strict=True):
+            yield from visible_rows(_PartOfSource(RunSource(index.run, view.rules, mask), start, stop, mask), columns, condition)
+        return
     wanted = list(dict.fromkeys([*columns, *(condition.columns if condition else ())]))
     at_once = view.cache.columnar.scans_at_once  # all of it is held anyway
     held = list(map_ordered(SYSTEM_CLOCK, lambda run: _held(view.rules, order, *run, wanted), runs[1:], parallel=at_once))
     newer = [keys for keys, _ in held] + [keys for _, keys, _ in fresh if len(keys)]
     hidden = shadowed(newer)
+    found: list[Mask] = []
     if runs:
-        yield from _oldest(view.rules, order, *runs[0], newer, columns, condition)
+        found.append((yield from _oldest(view.rules, order, *runs[0], newer, columns, condition)))
     for number, (index, start, stop) in enumerate(runs[1:]):
         deleted = index.deleted_between(start, stop)
         own = Mask(stop - start) if deleted is None else deleted.opposite()
         mask, at, batches = own.hiding(hidden[number]), 0, held[number][1]
+        found.append(mask)
         if batches is None:
             yield from visible_rows(_PartOfSource(RunSource(index.run, view.rules, own), start, stop, mask), columns, condition)
             continue
@@ -249,6 +259,8 @@ def _merged(
             at += batch.num_rows
             if kept is not None:
                 yield kept
+    if bounds is not None:
+        known.ranges.keep(bounds, tuple(found))
     number = len(held)
     for rows, keys, offsets in fresh:
         if len(keys):
@@ -281,31 +293,33 @@ def _oldest(
     newer: Sequence[Keys],
     columns: Sequence[str],
     condition: Filter | None,
-) -> Iterator[pa.RecordBatch]:
-    """Some rows of the oldest run that follow each other, without those whose keys newer sources have."""
+) -> Generator[pa.RecordBatch, None, Mask]:
+    """Some rows of the oldest run that follow each other, without those whose keys newer sources have. Returns which are left."""
     deleted = index.deleted_between(start, stop)
     mask = Mask(stop - start) if deleted is None else deleted.opposite()
     source = RunSource(index.run, rules, mask)
     newer = [keys for keys in newer if len(keys)]
     if not newer:
         yield from visible_rows(_PartOfSource(source, start, stop, mask), columns, condition)
-        return
+        return mask
     together = newer[0] if len(newer) == 1 else newer[0].joined(*newer[1:])
     newest = together.newest()
     together = together if newest is None else together.take(newest)
     wanted = list(dict.fromkeys([*columns, *(condition.columns if condition else ())]))
-    read, at = list(dict.fromkeys([*wanted, *order.names])), 0
+    read, at, hidden = list(dict.fromkeys([*wanted, *order.names])), 0, []
     for rows in source.scan(read, start=start, stop=stop):
         part = mask.part(at, rows.num_rows)
-        at += rows.num_rows
         found = order.of(rows).overlap(together)
         if len(found):
+            hidden.append(found + at)
             counts = np.ones(rows.num_rows, np.bool_) if part is None else np.asarray(part.to_numpy(zero_copy_only=False)).copy()
             counts[found] = False
             part = Mask.of(counts).bits
+        at += rows.num_rows
         kept = counting_rows(rows.select(wanted) if wanted else rows_without_columns(rows.num_rows), part, columns, condition)
         if kept is not None:
             yield kept
+    return mask.hiding(*hidden)
 
 
 @dataclass(frozen=True)

@@ -14,22 +14,57 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from threading import Lock
 
 import numpy as np
 
 from headgate.keys import KeyOrder, Keys, NumberKeys, Offsets
-from headgate.meters import CACHE_BYTES, watch
+from headgate.meters import CACHE_BYTES, CACHE_HITS, CACHE_MISSES, watch
 from headgate.query.mask import Mask
 from headgate.query.run_index import BLOCK_ROWS, RunIndex
 from headgate.schema import RowRules
 from headgate.view import ReadView
 
 KEY_BUDGET_BYTES = 64 << 20
+RANGE_BUDGET_BYTES = 16 << 20
+_MASK_BYTES = 200  # of one without bits, about
+Bounds = tuple[tuple[int, int], ...]
 _DENSE = 8
 _DENSE_MAX = 1 << 28
 _RANGE_ROWS = 1 << 21
 _ADDED_MAX = 4
 _SEARCHES_MAX = 8
+
+
+class RangeMasks:
+    """Which rows count in ranges of keys, given by where each is in each run: from and up to which offset.
+
+    Whoever reads a range again, as a worker does that serves one read after the other, need not compare its keys.
+    """
+
+    def __init__(self) -> None:
+        self._masks: dict[Bounds, tuple[Mask, ...]] = {}
+        self._lock = Lock()
+        self.kept_bytes = 0
+
+    def get(self, bounds: Bounds) -> tuple[Mask, ...] | None:
+        """One mask for each run."""
+        found = self._masks.get(bounds)
+        (CACHE_MISSES if found is None else CACHE_HITS).add(1, "ranges")
+        return found
+
+    def keep(self, bounds: Bounds, masks: tuple[Mask, ...]) -> None:
+        """Those that were kept first are forgotten first."""
+        with self._lock:
+            if bounds not in self._masks:
+                self._masks[bounds] = masks
+                self.kept_bytes += _bytes_of(masks)
+            while self.kept_bytes > RANGE_BUDGET_BYTES:
+                self.kept_bytes -= _bytes_of(self._masks.pop(next(iter(self._masks))))
+
+
+def _bytes_of(masks: Sequence[Mask]) -> int:
+    return sum(_MASK_BYTES + (0 if mask.bits is None else mask.rows // 8) for mask in masks)
 
 
 @dataclass(frozen=True)
@@ -42,6 +77,12 @@ class KnownRuns:
     """For each run, which runs were above it, oldest first, and which of its rows count."""
     merged: dict[tuple[object, ...], dict[str, Mask]] = field(default_factory=dict)
     """The same with what is in memory taken in, for the last read (sources)."""
+    ranges: RangeMasks = field(default_factory=RangeMasks)
+    """For ranges of keys that were read."""
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(index.kept_bytes for index in self.indexes.values())
 
 
 def known_runs(view: ReadView, order: KeyOrder) -> KnownRuns:
@@ -57,7 +98,7 @@ def known_runs(view: ReadView, order: KeyOrder) -> KnownRuns:
     indexes = {run.record.id: known.indexes.get(run.record.id) or RunIndex(run, rules, order) for run in view.runs}
     masks = {id: mask for id, mask in list(known.masks.items()) if id in indexes}
     known = KnownRuns(signature, indexes, masks)
-    watch(known, lambda kept: [(CACHE_BYTES, sum(index.kept_bytes for index in kept.indexes.values()), ("keys",))])
+    watch(known, lambda kept: [(CACHE_BYTES, kept.kept_bytes, ("keys",)), (CACHE_BYTES, kept.ranges.kept_bytes, ("ranges",))])
     view.cache.masks = known
     return known
 
@@ -205,4 +246,16 @@ def _union(one: Keys, two: Keys) -> Keys:
     return together if newest is None else together.take(newest)
 
 
-__all__ = ["BLOCK_ROWS", "KEY_BUDGET_BYTES", "KnownRuns", "fitting_keys", "known_runs", "load_keys", "masks_of", "shadowed"]
+__all__ = [
+    "BLOCK_ROWS",
+    "KEY_BUDGET_BYTES",
+    "RANGE_BUDGET_BYTES",
+    "Bounds",
+    "KnownRuns",
+    "RangeMasks",
+    "fitting_keys",
+    "known_runs",
+    "load_keys",
+    "masks_of",
+    "shadowed",
+]

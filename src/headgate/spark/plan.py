@@ -3,14 +3,15 @@
 Owns: taking the snapshot of a read, and reading a part of it in a worker. Does not own: how parts come to
 workers (frame, source), which rows a part has (snapshot).
 
-A worker serves many tasks of a read, one after the other. It keeps the last snapshots that it had, so
-that manifests, files and the log's tail are opened once by each worker, and not by each task.
+A worker serves many tasks of a read, one after the other, and many reads. It keeps the last snapshots that it
+had, so that manifests, files and the log's tail are opened once by each worker, and not by each task. A later
+snapshot of the same table is read through the same shards: the runs that both have are open, and known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
@@ -101,8 +102,12 @@ def planned(
 
 
 def _in_this_process(snapshot: Snapshot) -> Snapshot:
-    """The same snapshot as this process had it before, with what it has opened."""
-    known = _kept.pop(snapshot.id, snapshot)
+    """The same snapshot, with what this process has opened of it, or of others of the same table, before."""
+    known = _kept.pop(snapshot.id, None)
+    if known is None:
+        there = {shard.id: shard for kept in _kept.values() if kept.uri == snapshot.uri for shard in kept.shards}
+        # Equal: of the same table, with the same columns, and opened in the same way.
+        known = replace(snapshot, shards=tuple(there[mine.id] if there.get(mine.id) == mine else mine for mine in snapshot.shards))
     while len(_kept) >= _KEPT_MAX:
         del _kept[next(iter(_kept))]
     _kept[snapshot.id] = known
