@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -247,3 +251,35 @@ def test_compaction_and_a_first_load_by_real_executors(on_cluster: Callable[...,
     )
     assert said == {"runs": 2, "rows": before, "parts": {"0000": 1, "0001": 1, "0002": 1}, "ok": True}
     assert in_order(hg.open_table(tmp_path / "copy")) == in_order(table)
+
+
+def test_jobs_and_reads_need_no_spark_context(tmp_path: Path, spark_environment: dict[str, str]) -> None:
+    """A server of Spark Connect, in a process of its own, and a client that has no context."""
+    script = """
+    import sys
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+    import headgate as hg
+    import headgate.spark as hgs
+    spark = SparkSession.builder.remote("local[1]").config("spark.driver.memory", "512m").getOrCreate()
+    assert getattr(spark, "sparkContext", None) is None
+    schema = pa.schema([pa.field("id", pa.int64(), False), ("v", pa.int64())])
+    table = hg.create_table(sys.argv[1], schema, key="id", sharding=hg.bucket("id", 2))
+    with table.writer(hg.ShardWriterConfig(fsync=False)) as writer:
+        for turn in range(2):
+            writer.put(pa.table({"id": range(500), "v": [turn] * 500}, schema=schema)).wait()
+            writer.flush()
+    assert hgs.compact(spark, table.uri, full=True).shards == {"0000": 1, "0001": 1}
+    assert hgs.verify(spark, table.uri).ok
+    assert hgs.gc(spark, table.uri, dry_run=False, min_age=0).objects
+    assert hgs.read(spark, table.uri).where("v = 1").count() == 500
+    print("HELD")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "t")],
+        env={**os.environ, **spark_environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert "HELD" in done.stdout, done.stderr[-3000:]

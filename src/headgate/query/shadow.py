@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from threading import Lock
 
 import numpy as np
 
+from headgate.clock import SYSTEM_CLOCK
 from headgate.keys import KeyOrder, Keys, NumberKeys, Offsets
 from headgate.meters import CACHE_BYTES, CACHE_HITS, CACHE_MISSES, watch
 from headgate.query.mask import Mask
@@ -44,7 +44,7 @@ class RangeMasks:
 
     def __init__(self) -> None:
         self._masks: dict[Bounds, tuple[Mask, ...]] = {}
-        self._lock = Lock()
+        self._lock = SYSTEM_CLOCK.lock()
         self.kept_bytes = 0
 
     def get(self, bounds: Bounds) -> tuple[Mask, ...] | None:

@@ -32,6 +32,7 @@ from headgate import (
     WrittenRange,
     open_table,
 )
+from headgate.spark.cores import has_cores, on_a_core
 from headgate.spark.tasks import answers
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _compact_shard(
         # 2. All ranges, by tasks. The driver keeps the lease meanwhile.
         try:
             with watch.watching(work):
-                written = answers(spark, work.write, len(work.ranges), WrittenRange)
+                written = answers(spark, _on_a_core(work) if has_cores(spark) else work.write, len(work.ranges), WrittenRange)
         except BaseException:
             work.abort()
             raise
@@ -132,6 +133,14 @@ def _compact_shard(
         if limits["full"]:
             return reports
     raise CommitConflictError(f"shard {shard}: other compactions were faster, {_ROUNDS_MAX} times", hint="try again")
+
+
+def _on_a_core(work: ShardCompaction) -> Callable[[int], WrittenRange]:
+    def write(number: int) -> WrittenRange:
+        with on_a_core():
+            return work.write(number)
+
+    return write
 
 
 class _Watch:
