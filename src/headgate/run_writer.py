@@ -78,7 +78,8 @@ def untouched_slices(
     """Find the slices of the oldest run that can stay as they are. None: there are none. ``clock``: by threads of its.
 
     Only where slices can be named again as they are: same columns of the same types, no tombstones, several of
-    them. A slice of less than half the size is not kept: slices would only ever get more.
+    them. A slice of less than half the size is kept only between others that are, where it would be written again as
+    it is: else slices would only ever get more.
     """
     base, parts = runs[0], runs[0].slices
     fields = tuple(zip(rules.field_ids, rules.schema.names, strict=True))
@@ -89,25 +90,32 @@ def untouched_slices(
     edges = [part.take(np.array([0, part.num_rows - 1]), [base.names[id] for id in ids]) for part in parts]
     bounds = order.of(pa.Table.from_batches([as_now(edge, base.names, rules, key) for edge in edges]))
     types = rules.log_schema.types
-    touched = np.array([part.schema.types != types or part.num_rows < slice_rows // 2 for part in parts])
+    touched = np.array([part.schema.types != types for part in parts])
+    between = np.zeros(len(parts) + 1, np.bool_)  # before each slice, and after the last
 
-    def hit(run: OpenRun) -> Bools:
-        hit = np.zeros(len(parts), np.bool_)
+    def hit(run: OpenRun) -> tuple[Bools, Bools]:
+        """The slices that a run has keys in, and the gaps between them that it has keys in."""
+        slices, gaps = np.zeros(len(parts), np.bool_), np.zeros(len(parts) + 1, np.bool_)
         for batch in run.scan([run.names[id] for id in ids], batch_rows=_BATCH_ROWS_MAX):
             keys = order.of(as_now(batch, run.names, rules, key))
             below = keys.positions(bounds)
-            last = keys.find(bounds.take(np.arange(1, 2 * len(parts), 2)))
-            hit |= (below[1::2] > below[0::2]) | (last >= 0)
-            if hit.all():
+            starts, stops = below[0::2], below[1::2] + (keys.find(bounds.take(np.arange(1, 2 * len(parts), 2))) >= 0)
+            slices |= stops > starts
+            gaps |= np.append(starts, len(keys)) > np.append(0, stops)
+            if slices.all():
                 break
-        return hit
+        return slices, gaps
 
     with closing(map_ordered(clock or SYSTEM_CLOCK, hit, runs[1:], parallel=1 if clock is None else _SCANS_AT_ONCE)) as hits:
-        for one in hits:
-            touched |= one
+        for slices, gaps in hits:
+            touched |= slices
+            between |= gaps
             if touched.all():
                 return None
-    return Untouched(tuple(not hit for hit in touched), bounds)
+    kept = ~touched & np.array([part.num_rows >= slice_rows // 2 for part in parts])
+    alone = np.append(True, kept[:-1]) & np.append(kept[1:], True) & ~between[:-1] & ~between[1:]  # nothing beside it will be written
+    kept |= ~touched & alone
+    return Untouched(tuple(map(bool, kept)), bounds) if kept.any() else None
 
 
 class RunWriter:

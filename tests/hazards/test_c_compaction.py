@@ -619,6 +619,22 @@ def test_untouched_slices_are_named_again_and_collection_leaves_them(bench: Any)
     assert run_files(bench) == named_files(bench)
 
 
+@pytest.mark.parametrize(
+    ("id", "is_kept"),
+    [(4, True), (39, True), (150, False), (500, False), (130, False), (162, False), (164, False)],
+    ids=["far away", "in a gap far away", "before it", "after it", "in its neighbour", "in it", "its last key"],
+)
+def test_a_small_slice_is_written_again_only_with_something_beside_it(bench: Any, id: int, is_kept: bool) -> None:
+    model = flushed(bench, dict.fromkeys(range(0, 140, 2), "base"), dict.fromkeys([160, 162, 164], "base"))
+    compact(bench, slice_rows=10)
+    before = bench.manifest.runs[0].slices
+    assert [part.rows for part in before] == [10] * 7 + [3]
+    model |= flushed(bench, {id: "new"})
+    compact(bench, slice_rows=10)
+    assert bench.state() == model
+    assert (before[-1].path in {part.path for part in bench.manifest.runs[0].slices}) == is_kept
+
+
 def test_untouched_slices_that_a_checkpoint_shares_outlive_either_of_the_two(bench: Any) -> None:
     table = bench.table
     model = flushed(bench, dict.fromkeys(range(100), "base"), {100: "x"})
