@@ -150,13 +150,30 @@ SYSTEM_CLOCK = SystemClock()
 
 
 def map_ordered(
-    clock: Clock, work: Callable[[Item], Result], items: Sequence[Item], *, parallel: int, ahead: int | None = None
+    clock: Clock,
+    work: Callable[[Item], Result],
+    items: Sequence[Item],
+    *,
+    parallel: int,
+    ahead: int | None = None,
+    patience: float | None = None,
 ) -> Generator[Result]:
     """``work`` of each item, in order, up to ``parallel`` at once and ``ahead`` results held.
 
     An error is raised where its result would have stood. Leaving the iterator early stops the
     threads after the item they are at.
+
+    Args:
+        patience: for work that may be so short that threads would take longer: as long as each item takes no more seconds than
+            this, it is done here, one after the other. None: threads from the first one on.
     """
+    while patience is not None and len(items) > 1:
+        began = clock.monotonic()
+        first = work(items[0])
+        if clock.monotonic() - began > patience:
+            patience = None
+        items = items[1:]
+        yield first
     parallel = min(parallel, len(items))
     if parallel <= 1:
         yield from map(work, items)

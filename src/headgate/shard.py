@@ -29,6 +29,9 @@ from headgate.wal.tailer import WalTailer
 from headgate.watch import SchemaWatch, open_watch
 from headgate.writer import ShardWriter
 
+_AT_ONCE_NEAR, _AT_ONCE_FAR = 4, 16
+_PATIENCE = 0.005
+
 
 @dataclass(frozen=True)
 class Places:
@@ -48,6 +51,21 @@ class Places:
     def wal_uri(self) -> str | None:
         """None when the WAL is beside the table."""
         return None if self.wal is None or self.wal.uri == self.table.uri else self.wal.uri
+
+    @property
+    def at_once(self) -> int:
+        """How many shards are dealt with at the same time: few where answers come soon, since more threads only wait for each other."""
+        return _AT_ONCE_NEAR if self._are_near else _AT_ONCE_FAR
+
+    @property
+    def patience(self) -> float | None:
+        """How long a look at one shard may take before several are looked at at the same time (``map_ordered``). None: no time."""
+        return _PATIENCE if self._are_near else None
+
+    @property
+    def _are_near(self) -> bool:
+        """Are the stores such that answers come soon? A disk that is far away, too, is found out by patience."""
+        return all(place is None or place.scheme in ("file", "memory") for place in (self.table, self.wal))
 
     def table_manifests(self, store: Store | None = None) -> ManifestChain[TableManifest]:
         return ManifestChain(store or self.table_store(), "table/", TableManifest, self.clock)

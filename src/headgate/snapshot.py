@@ -33,7 +33,6 @@ PART_ROWS = 1 << 21
 """About how many rows a part has, at most."""
 PART_BYTES = 64 << 20
 _PART_ROWS_LEAST = 1 << 12
-_AT_ONCE = 16
 Result = TypeVar("Result")
 _HINT = "read the table again; a longer lease holds it longer"
 
@@ -85,7 +84,8 @@ class Snapshot:
         """
         if not self.shards:
             return []
-        return list(map_ordered(self.shards[0].places.clock, self._view, range(len(self.shards)), parallel=_AT_ONCE))
+        places = self.shards[0].places
+        return list(map_ordered(places.clock, self._view, range(len(self.shards)), parallel=places.at_once, patience=places.patience))
 
     def parts(self, columns: Sequence[str] | None = None, *, part_rows: int | None = None, parts_min: int = 1) -> list[Part]:
         """Parts of about as many rows each, for so many workers; together they are all of it.
@@ -171,7 +171,10 @@ def unpinned(shards: Sequence[Shard]) -> tuple[State, ...]:
         manifest, tip = find_tip(shard.log)
         return State(manifest.version, manifest.id, max(tip.position, manifest.last_place()))
 
-    return tuple(map_ordered(shards[0].places.clock, state, shards, parallel=_AT_ONCE)) if shards else ()
+    if not shards:
+        return ()
+    places = shards[0].places
+    return tuple(map_ordered(places.clock, state, shards, parallel=places.at_once, patience=places.patience))
 
 
 def _worth(rules: RowRules, columns: Sequence[str], views: Sequence[ReadView], rows: int) -> int:

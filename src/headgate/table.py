@@ -398,8 +398,9 @@ class Table:
                 elif pinned is not None:
                     names = [name for name in every if name in held]
                 at_once = partial(view, pinned=pinned)
+                wanted_shards, places = [every[name] for name in names], self._places
                 try:
-                    return list(map_ordered(self._places.clock, at_once, [every[name] for name in names], parallel=_VIEWS_AT_ONCE))
+                    return list(map_ordered(places.clock, at_once, wanted_shards, parallel=places.at_once, patience=places.patience))
                 except ShardSplitError as split:
                     self._follow(split.shard)
             raise CommitConflictError(f"{self.uri} is split faster than it can be read", hint="try again")

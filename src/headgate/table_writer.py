@@ -28,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -571,7 +571,7 @@ class TableWriter:
         wanted = list(names)
         try:
             for _ in range(_SPLITS_MAX):
-                with closing(_all(map_ordered(self._clock, claim, wanted, parallel=_AT_ONCE))) as claims:
+                with closing(map_ordered(self._clock, claim, wanted, parallel=self._places.at_once)) as claims:
                     for _ in claims:
                         failpoint("table.claimed")
                 if not split:
@@ -702,10 +702,6 @@ def _sent_to(writer: ShardWriter, rows: pa.RecordBatch, sent: Sent) -> Ack:
             error = FencedError(error.message, shard=error.shard, epoch=error.epoch, by_epoch=error.by_epoch, hint=error.hint)
         return failed(writer.clock, error)
     return writer.put_reserved(rows, sent.op, sent.producer, sent.sequence, size, rules=sent.rules, consecutive=False)
-
-
-def _all(results: Iterator[None]) -> Generator[None, None, None]:
-    yield from results
 
 
 def _column_id(rules: RowRules, rule: ShardingRule) -> int | None:

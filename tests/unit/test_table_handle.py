@@ -12,6 +12,8 @@ import pytest
 import headgate as hg
 from headgate.clock import SYSTEM_CLOCK
 from headgate.manifest import ManifestChain, TableManifest
+from headgate.shard import Places
+from headgate.store import Location
 from headgate.store.faulty import FaultyStore
 from headgate.store.memory import MemoryStore
 from headgate.watch import SchemaWatch
@@ -305,3 +307,18 @@ def test_a_used_handle_pickles_without_what_it_holds_open(table: hg.Table) -> No
     assert "_watch" not in again.__dict__
     assert len(pickle.dumps(table)) < 4096
     assert again.scan().count() == 1
+
+
+@pytest.mark.parametrize(
+    ("table", "wal", "is_near"),
+    [
+        ("/data/t", None, True),
+        ("memory://t", None, True),
+        ("s3://b/t", None, False),
+        ("/data/t", "s3://b/w", False),
+        ("s3://b/t", "/w", False),
+    ],
+)
+def test_many_shards_are_looked_at_at_once_where_every_answer_takes_a_while(table: str, wal: str | None, is_near: bool) -> None:
+    places = Places(Location.parse(table), None if wal is None else Location.parse(wal))
+    assert (places.at_once, places.patience is not None) == ((4, True) if is_near else (16, False))

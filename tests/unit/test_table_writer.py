@@ -146,7 +146,7 @@ def test_shards_that_cannot_be_held_are_refused_before_any_claim(tables: Tables,
 
 def test_the_shards_are_opened_side_by_side(make_tables: MakeTables) -> None:
     tables = make_tables(hg.bucket("id", 8))
-    meeting = threading.Barrier(8)
+    meeting = threading.Barrier(4)
 
     def meet(operation: str, key: str) -> None:
         if operation == "create" and key.endswith(f"/manifest/{1:020d}.json"):

@@ -13,7 +13,7 @@ import pytest
 
 import headgate as hg
 from headgate import errors
-from headgate.clock import SYSTEM_CLOCK, map_ordered, ulid
+from headgate.clock import SYSTEM_CLOCK, SystemClock, map_ordered, ulid
 from headgate.failpoint import failpoint, hooked
 from headgate.wal.ack import Ack, decided
 
@@ -189,6 +189,41 @@ def test_an_error_is_raised_where_its_result_would_have_stood() -> None:
         return number
 
     results = map_ordered(SYSTEM_CLOCK, work, range(10), parallel=4)
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(KeyError):
+        next(results)
+
+
+def test_what_is_quick_is_done_without_threads_and_what_is_not_with_them() -> None:
+    here = threading.get_ident()
+    now = 0.0
+    threads: dict[int, bool] = {}
+
+    class Clock(SystemClock):
+        def monotonic(self) -> float:
+            return now
+
+    def work(number: int) -> int:
+        nonlocal now
+        threads[number] = threading.get_ident() != here
+        now += 2.0 if number == 5 else 0.5
+        return number
+
+    assert list(map_ordered(Clock(), work, range(9), parallel=2, patience=1.0)) == list(range(9))
+    assert [number for number in range(9) if threads[number]] == [6, 7, 8]
+    threads.clear()
+    assert list(map_ordered(Clock(), work, range(4), parallel=2, patience=1.0)) == list(range(4))
+    assert not any(threads.values())
+
+
+@pytest.mark.parametrize("patience", [None, 0.0, 60.0])
+def test_with_any_patience_an_error_is_raised_in_its_turn(patience: float | None) -> None:
+    def work(number: int) -> int:
+        if number == 3:
+            raise KeyError(number)
+        return number
+
+    results = map_ordered(SYSTEM_CLOCK, work, range(10), parallel=4, patience=patience)
     assert [next(results) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(KeyError):
         next(results)

@@ -33,7 +33,7 @@ READ_OPTIONS: dict[str, Parse] = {
     "rowsPerPartition": whole,
     "nanoseconds": one_of("fail", "truncate"),
 }
-_KEPT_MAX = 2
+_KEPT_MAX = 4
 
 _kept: dict[str, Snapshot] = {}
 """By id, the last used last: what this process has opened."""
