@@ -149,7 +149,7 @@ def saturated(milliseconds: float) -> Contestant:
             config = hg.ShardWriterConfig(enable_memtable=False, max_inflight=8, max_wal_buffer_size=1 << 20)
             with table.shard("0000").writer(config) as writer:
                 net.delay(milliseconds / 1e3)
-                count = scale.of(400)
+                count = scale.of(1200)
                 start = time.perf_counter()
                 acks = [writer.put(batch) for _ in range(count)]
                 for ack in acks:
@@ -168,7 +168,7 @@ def saturated_lance(milliseconds: float) -> Contestant:
             writer = _lance(net, place, durable_write=False, max_wal_flush_interval_ms=10)
             table = peers.lance_rows(_ROWS_PER_PUT)
             net.delay(milliseconds / 1e3)
-            count = scale.of(400)
+            count = scale.of(1200)
             start = time.perf_counter()
             for _ in range(count):
                 writer.put(table)

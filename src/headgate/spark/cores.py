@@ -71,8 +71,11 @@ def _taken(cores: set[int]) -> tuple[int, int] | None:
 
 
 def _keep_to(cores: set[int]) -> None:
-    """All threads of this process; those that begin later do as the one that begins them."""
+    """All threads of this process, also those that begin meanwhile; later ones do as the one that begins them."""
+    done: set[str] = set()
     with suppress(OSError):
-        for thread in os.listdir("/proc/self/task"):
-            with suppress(OSError):  # it has ended
-                os.sched_setaffinity(int(thread), cores)
+        while new := set(os.listdir("/proc/self/task")) - done:
+            for thread in new:
+                with suppress(OSError):  # it has ended
+                    os.sched_setaffinity(int(thread), cores)
+            done |= new
