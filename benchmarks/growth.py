@@ -4,7 +4,7 @@
 
 Each contestant is a size. A target compares what a unit costs at the largest with what it costs at a smaller one: 1 is
 linear. The smaller one is the least at which the unit is most of the cost: one run is few milliseconds of anything but runs, and
-one shard is claimed without threads. Opening must not grow with what was compacted and collected, nor a lookup with the rows but
+one shard is claimed without threads, and after ten cycles there are fewer manifests than the 64 that collection leaves. Opening must not grow with what was compacted and collected, nor a lookup with the rows but
 for a search.
 """
 
@@ -164,6 +164,7 @@ QUESTIONS = [
         (10, 100, 1000),
         {"claim ms": 1.5, "scan ms": 1.5},
         "cycles",
+        100,
     ),
     _curve("feed", "Following the changes, by entries of 100 rows", feed, (500, 2000, 8000), {"ns/row": 1.3}, "entries"),
 ]
