@@ -3,9 +3,9 @@
     python benchmarks/growth.py [--quick] [--rounds N] [--only NAME …] [--out FILE]
 
 Each contestant is a size. A target compares what a unit costs at the largest with what it costs at a smaller one: 1 is
-linear. The smaller one is the least at which the unit is most of the cost: one run is few milliseconds of anything but runs, and
-one shard is claimed without threads, and after ten cycles there are fewer manifests than the 64 that collection leaves. Opening must not grow with what was compacted and collected, nor a lookup with the rows but
-for a search.
+linear. The smaller one is the least at which the unit is most of the cost: one run is few milliseconds of anything but runs,
+one shard is claimed without threads, and after ten cycles there are fewer manifests than the 64 that collection leaves.
+Opening must not grow with what was compacted and collected, nor a lookup with the rows but for a search.
 """
 
 from __future__ import annotations
