@@ -91,7 +91,14 @@ def untouched_slices(
     bounds = order.of(pa.Table.from_batches([as_now(edge, base.names, rules, key) for edge in edges]))
     types = rules.log_schema.types
     touched = np.array([part.schema.types != types for part in parts])
+    large = np.array([part.num_rows >= slice_rows // 2 for part in parts])
     between = np.zeros(len(parts) + 1, np.bool_)  # before each slice, and after the last
+
+    def none_can_stay() -> bool:
+        return bool(touched.all()) or (len(parts) > 1 and not (large & ~touched).any())
+
+    if none_can_stay():
+        return None
 
     def hit(run: OpenRun) -> tuple[Bools, Bools]:
         """The slices that a run has keys in, and the gaps between them that it has keys in."""
@@ -110,9 +117,9 @@ def untouched_slices(
         for slices, gaps in hits:
             touched |= slices
             between |= gaps
-            if touched.all():
+            if none_can_stay():
                 return None
-    kept = ~touched & np.array([part.num_rows >= slice_rows // 2 for part in parts])
+    kept = ~touched & large
     alone = np.append(True, kept[:-1]) & np.append(kept[1:], True) & ~between[:-1] & ~between[1:]  # nothing beside it will be written
     kept |= ~touched & alone
     return Untouched(tuple(map(bool, kept)), bounds) if kept.any() else None

@@ -145,7 +145,7 @@ class Snapshot:
         found = find_checkpoint(shard.log.manifests.load(), self.checkpoint)
         if found is None or (found[1].expires_at is not None and found[1].expires_at <= shard.places.clock.now()):
             raise SnapshotExpiredError(f"the lease of the snapshot of {self.uri} is over", hint=_HINT)
-        return shard.reader.view_of(found[1].version, found[1].end)
+        return shard.reader.view_of(found[1].version, found[1].end, held_by=self.checkpoint)
 
     def _expecting(self, number: int, read: Callable[[], Result]) -> Result:
         """What is missing was collected, unless the checkpoint is there that holds it: then it is lost."""

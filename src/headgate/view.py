@@ -62,10 +62,20 @@ class RunCache:
 
     def open(self, records: tuple[RunRecord, ...]) -> tuple[OpenRun, ...]:
         """The same objects for the same runs as before; those that are no longer named are let go."""
-        known = self._open
-        runs = {record.id: known.get(record.id) or OpenRun(record, self.columnar) for record in records}
+        known, runs = self._open, {}
+        for record in records:
+            before = known.get(record.id)
+            is_same = before is not None and _has_same_rows(before.record, record)
+            runs[record.id] = before if before is not None and is_same else OpenRun(record, self.columnar)
         self._open = runs
         return tuple(runs.values())
+
+
+def _has_same_rows(one: RunRecord, other: RunRecord) -> bool:
+    """It should go without saying for runs of one id. A repair by an earlier version left runs with fewer slices under the same one."""
+    if one is other:
+        return True
+    return (one.slices, one.keep, one.fields, one.tombstones) == (other.slices, other.keep, other.fields, other.tombstones)
 
 
 @dataclass(frozen=True)
@@ -253,10 +263,11 @@ class ShardReader:
                 ) from error
         return replace(known, rules=self._rules())
 
-    def view_of(self, version: int, end: int, id: str | None = None) -> ReadView:
+    def view_of(self, version: int, end: int, id: str | None = None, *, held_by: str | None = None) -> ReadView:
         """The shard as of a version of its manifest, with the log up to ``end``.
 
         Args:
+            held_by: the id of the checkpoint that holds it. Numbers of versions come again where a table is restored from a copy.
             id: the version's, where nothing holds it. What was collected may stand there again: a version
                 made anew by a late request, a seal where an entry was. So the version must be the one of
                 that id, and of a log that is read the floor must lie at or below its first entry still,
@@ -265,7 +276,7 @@ class ShardReader:
         Raises:
             ObjectMissingError: some of it was collected.
         """
-        name = f"{version}:{end}:{id}"
+        name = f"{version}:{end}:{held_by or id}"
         known = self._pinned.get(name)
         if known is None:
             log = self._log

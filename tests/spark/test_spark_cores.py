@@ -70,11 +70,12 @@ def test_where_no_core_is_left_or_locks_cannot_be_had_a_task_runs_as_ever(monkey
 @pytest.mark.parametrize(
     ("master", "cpus", "are_there"),
     [
-        ("local[1]", "1", True),
+        (f"local[{len(ALL)}]", "1", True),
         ("local[*]", "1", True),
-        ("local[1,3]", "1", True),
-        ("local[4096]", "1", False),
-        ("local[1]", "2", False),
+        (f"local[{len(ALL)},3]", "1", True),
+        (f"local[{len(ALL) + 1}]", "1", False),
+        (f"local[{len(ALL) - 1}]", "1", False),
+        ("local[*]", "2", False),
         ("local-cluster[2,1,1024]", "1", False),
         ("spark://here:7077", "1", False),
         ("k8s://https://here", "1", False),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -16,8 +17,10 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
+from headgate.compact import compact_shard
 from headgate.spark import plan
 from headgate.spark.worker import begin_task
+from headgate.view import RunCache
 
 
 def test_what_a_worker_has_loaded_is_not_looked_at_by_every_collection_after_a_task(spark: Any) -> None:
@@ -68,11 +71,90 @@ def test_a_session_of_ours_talks_to_its_workers_through_sockets_that_are_gone_af
     assert not os.path.exists(folder)
 
 
+SCHEMA = pa.schema([pa.field("id", pa.int64(), False), ("v", pa.int64())])
+
+
+def rows(*ids: int) -> pa.Table:
+    return pa.table({"id": list(ids), "v": [7] * len(ids)}, schema=SCHEMA)
+
+
+class Worker:
+    """What a process of Spark's keeps from one read to the next."""
+
+    def read(self, snapshot: hg.Snapshot) -> list[int]:
+        mine = plan._in_this_process(pickle.loads(pickle.dumps(snapshot)))
+        return sorted(id for part in snapshot.parts() for batch in mine.read(part, ["id"]) for id in batch.column(0).to_pylist())
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
+    monkeypatch.setattr(plan, "_kept", {})
+    return Worker()
+
+
+def test_a_process_that_knew_a_run_does_not_take_what_a_repair_left_of_it_for_the_same(tmp_path: Path, worker: Worker) -> None:
+    place = tmp_path / "t"
+    table = hg.create_table(place, SCHEMA, key="id")
+    for start in (0, 1):
+        with table.writer(hg.ShardWriterConfig(fsync=False)) as writer:
+            writer.put(rows(*range(start, 40, 2))).wait()
+    shard = table.shard("0000")
+    compact_shard(shard.log, shard.places.columnar(), shard.rules, max_memory=1 << 26, full=True, slice_rows=10)
+    before = hg.open_table(place).snapshot()
+    assert worker.read(before) == list(range(40))
+    assert table.scan().count() == 40
+
+    shutil.rmtree(place / shard.log.manifests.load().runs[0].slices[1].path)
+    hg.open_table(place).repair(dry_run=False)
+    left = [*range(10), *range(20, 40)]
+    after = hg.open_table(place).snapshot(ttl=3600)
+    assert worker.read(after) == left
+    assert sorted(table.scan(["id"]).to_arrow().column(0).to_pylist()) == left, "nor does a handle"
+    plan._kept.clear()
+    assert worker.read(after) == left
+    with pytest.raises(hg.SnapshotExpiredError):
+        worker.read(before)
+
+
+def test_runs_of_one_id_with_other_slices_are_other_runs(tmp_path: Path) -> None:
+    """As a repair by an earlier version left them."""
+    table = hg.create_table(tmp_path / "t", SCHEMA, key="id")
+    with table.writer(hg.ShardWriterConfig(fsync=False)) as writer:
+        writer.put(rows(1, 2, 3)).wait()
+    (run,) = table.shard("0000").log.manifests.load().runs
+    cache = RunCache(table.shard("0000").places.columnar())
+    (first,) = cache.open((run,))
+    assert cache.open((run.but(created_at=1.0),)) == (first,)
+    (second,) = cache.open((run.but(slices=()),))
+    assert second is not first
+    assert second.rows == 0
+
+
+def test_a_snapshot_of_a_table_that_was_restored_from_a_copy_is_not_taken_for_one_of_before(tmp_path: Path, worker: Worker) -> None:
+    place, copy = tmp_path / "t", tmp_path / "copy"
+
+    def write(id: int) -> None:
+        with hg.open_table(place).writer(hg.ShardWriterConfig(fsync=False)) as writer:
+            writer.put(rows(id)).wait()
+
+    hg.create_table(place, SCHEMA, key="id")
+    write(1)
+    shutil.copytree(place, copy)
+    write(100)
+    assert worker.read(hg.open_table(place).snapshot(ttl=3600)) == [1, 100]
+    shutil.rmtree(place)
+    shutil.copytree(copy, place)
+    write(200)
+    restored = hg.open_table(place).snapshot(ttl=3600)
+    write(300)
+    assert worker.read(restored) == [1, 200]
+
+
 def test_a_process_reads_a_later_snapshot_through_what_it_has_open_if_the_table_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "_kept", {})
-    table = hg.create_table(tmp_path / "t", pa.schema([pa.field("id", pa.int64(), False), ("v", pa.int64())]), key="id")
+    table = hg.create_table(tmp_path / "t", SCHEMA, key="id")
 
     def sent(of: hg.Table) -> hg.Snapshot:
         return plan._in_this_process(pickle.loads(pickle.dumps(of.snapshot())))

@@ -133,8 +133,12 @@ def test_what_is_kept_of_ranges_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
         assert 0 < ranges.kept_bytes <= 5000
         assert ranges.get(((at, at + 8000),)) == tuple(masks)
     assert ranges.get(((0, 8000),)) is None, "the first were forgotten"
+    before = ranges.kept_bytes
     ranges.keep(((0, 80_000),), (Mask.of(np.arange(80_000) % 2 == 0),))
-    assert ranges.kept_bytes == 0, "more than all of it is not kept"
+    assert ranges.get(((0, 80_000),)) is None, "more than all of it is not kept"
+    ranges.keep(((5, 5),), ())
+    assert ranges.get(((5, 5),)) is None, "nor what is nothing"
+    assert ranges.kept_bytes == before
 
 
 def test_bounds_are_one_row_of_the_key_and_tables_without_a_key_have_no_ranges() -> None:

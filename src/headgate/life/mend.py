@@ -234,7 +234,8 @@ class Mender:
         if run.tombstones and left:
             for batch in OpenRun(run.but(slices=left), self._columnar).scan([DELETED]):
                 tombstones += batch.column(0).true_count
-        shorter = run.but(slices=left, tombstones=tombstones)
+        # Another id, since it is another run: whoever knows runs by their ids must not take it for the one of before.
+        shorter = run.but(id=f"{run.id}-{self._log.clock.token()}", slices=left, tombstones=tombstones)
 
         def mended(runs: Iterable[RunRecord]) -> tuple[RunRecord, ...]:
             return tuple(shorter if known.id == run.id else known for known in runs if known.id != run.id or left)

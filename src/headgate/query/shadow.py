@@ -27,7 +27,7 @@ from headgate.view import ReadView
 
 KEY_BUDGET_BYTES = 64 << 20
 RANGE_BUDGET_BYTES = 16 << 20
-_MASK_BYTES = 200  # of one without bits, about
+_ENTRY_BYTES, _BOUND_BYTES, _MASK_BYTES = 200, 130, 600  # about, and without a mask's bits
 Bounds = tuple[tuple[int, int], ...]
 _DENSE = 8
 _DENSE_MAX = 1 << 28
@@ -55,16 +55,21 @@ class RangeMasks:
 
     def keep(self, bounds: Bounds, masks: tuple[Mask, ...]) -> None:
         """Those that were kept first are forgotten first."""
+        size = _bytes_of(bounds, masks)
+        if not masks or size > RANGE_BUDGET_BYTES:
+            return
         with self._lock:
-            if bounds not in self._masks:
-                self._masks[bounds] = masks
-                self.kept_bytes += _bytes_of(masks)
-            while self.kept_bytes > RANGE_BUDGET_BYTES:
-                self.kept_bytes -= _bytes_of(self._masks.pop(next(iter(self._masks))))
+            if bounds in self._masks:
+                return
+            while self.kept_bytes + size > RANGE_BUDGET_BYTES:
+                first = next(iter(self._masks))
+                self.kept_bytes -= _bytes_of(first, self._masks.pop(first))
+            self._masks[bounds] = masks
+            self.kept_bytes += size
 
 
-def _bytes_of(masks: Sequence[Mask]) -> int:
-    return sum(_MASK_BYTES + (0 if mask.bits is None else mask.rows // 8) for mask in masks)
+def _bytes_of(bounds: Bounds, masks: Sequence[Mask]) -> int:
+    return _ENTRY_BYTES + _BOUND_BYTES * len(bounds) + sum(_MASK_BYTES + (0 if mask.bits is None else mask.rows // 8) for mask in masks)
 
 
 @dataclass(frozen=True)
@@ -92,11 +97,12 @@ def known_runs(view: ReadView, order: KeyOrder) -> KnownRuns:
     known = view.cache.masks
     if not isinstance(known, KnownRuns) or known.signature != signature:
         known = KnownRuns(signature, {})
-    ids = [run.record.id for run in view.runs]
-    if list(known.indexes) == ids:
+    there = {run.record.id: index for run in view.runs if (index := known.indexes.get(run.record.id)) is not None and index.run is run}
+    if list(there) == list(known.indexes) and len(there) == len(view.runs):
         return known
-    indexes = {run.record.id: known.indexes.get(run.record.id) or RunIndex(run, rules, order) for run in view.runs}
-    masks = {id: mask for id, mask in list(known.masks.items()) if id in indexes}
+    indexes = {run.record.id: there.get(run.record.id) or RunIndex(run, rules, order) for run in view.runs}
+    is_other = any(id in known.indexes and id not in there for id in indexes)  # another run under the same id: what it hides is not known
+    masks = {} if is_other else {id: mask for id, mask in list(known.masks.items()) if id in indexes}
     known = KnownRuns(signature, indexes, masks)
     watch(known, lambda kept: [(CACHE_BYTES, kept.kept_bytes, ("keys",)), (CACHE_BYTES, kept.ranges.kept_bytes, ("ranges",))])
     view.cache.masks = known

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -27,13 +29,13 @@ _LOCAL = re.compile(r"local\[(\d+|\*)(,\s*\d+)?\]")
 
 
 def has_cores(spark: SparkSession) -> bool:
-    """Do the tasks of a session run on this machine, each on one core, no more of them at once than it has cores?"""
+    """Do the tasks of a session run on this machine, each on one core, and as many of them at once as it has cores?"""
     if not hasattr(os, "sched_getaffinity") or getattr(spark, "sparkContext", None) is None:  # through Connect it may be any machine
         return False
     if spark.conf.get("spark.task.cpus", "1") != "1":
         return False
     match = _LOCAL.fullmatch(spark.conf.get("spark.master", "") or "")
-    return match is not None and (match.group(1) == "*" or int(match.group(1)) <= len(os.sched_getaffinity(0)))
+    return match is not None and (match.group(1) == "*" or int(match.group(1)) == len(os.sched_getaffinity(0)))
 
 
 @contextmanager
@@ -45,6 +47,7 @@ def on_a_core() -> Iterator[None]:
         yield
         return
     core, lock = taken
+    pa.cpu_count()  # Arrow counts the cores once, on first use: all of them, for what this process does later
     try:
         _keep_to({core})
         yield
