@@ -62,11 +62,12 @@ class RunCache:
 
     def open(self, records: tuple[RunRecord, ...]) -> tuple[OpenRun, ...]:
         """The same objects for the same runs as before; those that are no longer named are let go."""
-        known, runs = self._open, {}
+        known, runs = self._open, dict[str, OpenRun]()
         for record in records:
             before = known.get(record.id)
-            is_same = before is not None and _has_same_rows(before.record, record)
-            runs[record.id] = before if before is not None and is_same else OpenRun(record, self.columnar)
+            if before is None or not _has_same_rows(before.record, record):
+                before = OpenRun(record, self.columnar)
+            runs[record.id] = before
         self._open = runs
         return tuple(runs.values())
 

@@ -13,7 +13,7 @@ kept, and a range that is read again is read without its keys.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -138,7 +138,7 @@ def scan_range(
     known, memory = runs_of(view), in_memory(view)
 
     def read() -> Iterator[pa.RecordBatch]:
-        for part in _parts(known.indexes.values(), low, high, bounds):
+        for part in _parts(list(known.indexes.values()), low, high, bounds):
             for rows in _merged(view, order, known, memory, part, chosen, condition):
                 yield exactly(rows, schema)
 
@@ -196,9 +196,8 @@ class _Range:
         self.bounds, self.low, self.high = bounds, low, high
 
 
-def _parts(of: Iterable[RunIndex], low: Keys | None, high: Keys | None, bounds: Sequence[tuple[int, int]] | None) -> Iterator[_Range]:
+def _parts(indexes: Sequence[RunIndex], low: Keys | None, high: Keys | None, bounds: Sequence[tuple[int, int]] | None) -> Iterator[_Range]:
     """The range in parts, of which each has few enough keys to hold."""
-    indexes = list(of)
     if bounds is None:
         starts = [0 if low is None else index.lower_bound(low) for index in indexes]
         stops = [index.rows if high is None else index.lower_bound(high) for index in indexes]
